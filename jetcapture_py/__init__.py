@@ -1,0 +1,1 @@
+"""Keeps NATS JetStream streams as Parquet, and acknowledges only what is stored."""

@@ -1,0 +1,37 @@
+"""Every error jetcapture raises on purpose, and what its caller does about it.
+
+    JetcaptureError
+    ├── ConfigError         the configuration is wrong: print the problems, exit 2
+    ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
+    └── StoreError          an object could not be stored: retry, hold the data
+        └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): say so at once
+
+A message that cannot be decoded is not an exception: it is a `Failure` row (see `batch`) and goes to quarantine.
+"""
+
+
+class JetcaptureError(Exception):
+    """Base of all; its text is one clear line, fit for a terminal, without secrets."""
+
+
+class ConfigError(JetcaptureError):
+    """The configuration cannot be used.
+
+    `problems` holds one line per wrong setting: its path, what was expected, and a suggestion where there is one.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class SourceError(JetcaptureError):
+    """The server refuses us for good: no such stream, wrong password, consumer deleted, connection closed."""
+
+
+class StoreError(JetcaptureError):
+    """An object was not stored. The block must be held and the store tried again."""
+
+
+class PermanentStoreError(StoreError):
+    """An object was not stored, and only a person can change that. Reported at once; still retried while held."""

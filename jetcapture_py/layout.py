@@ -1,0 +1,173 @@
+"""Names of the archive, format 1: the only place that knows its paths, columns and metadata keys.
+
+    {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
+    _quarantine/{stream}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
+
+Key and bucket are functions of the message, so every copy of a message lies under one (key, bucket); objects of one
+(key, bucket) whose sequence ranges are disjoint cannot share a message. That is what lets a reader dedupe from names
+alone. This module imports nothing but the standard library, so that Spark jobs can.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+FORMAT = "1"
+SUFFIX = ".parquet"
+DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+QUARANTINE = "_quarantine"
+MAX_KEY_BYTES = 240
+"""Longest escaped key in bytes: `key=` and the key make one directory name, and file systems allow 255 bytes."""
+
+STREAM = "_nats_stream"
+SUBJECT = "_nats_subject"
+SEQ = "_nats_seq"
+TIMESTAMP = "_nats_timestamp"
+DELIVERED = "_nats_delivered"
+HEADERS = "_nats_headers"
+PAYLOAD = "_nats_payload"
+ROW = "_nats_row"
+ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, DELIVERED, HEADERS, PAYLOAD)
+IDENTITY = (STREAM, SEQ, TIMESTAMP)
+"""What makes a message one message. With the timestamp, because a recreated stream starts its sequences again."""
+STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
+PARTITIONS = ("key", "date", "hour")
+
+METADATA_PREFIX = "jetcapture."
+
+_UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_NAME = re.compile(r"(\d{8}T\d{6}Z)-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})\.parquet")
+
+
+def field_name(name: str) -> str:
+    """The column name of a decoded field: `key`, `date`, `hour` and `_nats_…` get `_` appended, in any case.
+
+    Case does not count because Spark compares column names without it.
+    """
+    folded = name.lower()
+    return f"{name}_" if folded in PARTITIONS or folded.startswith("_nats_") or not name else name
+
+
+def escape_key(key: str | None) -> str:
+    """The key as a Hive partition value: special ASCII characters as %XX, null and "" as the default partition.
+
+    Non-ASCII characters stay as they are, because Spark unescapes one character, not one UTF-8 byte, per %XX.
+    """
+    if not key:
+        return DEFAULT_PARTITION
+    if key == DEFAULT_PARTITION:
+        return "%5F" + key[1:]
+    return _UNSAFE.sub(lambda match: f"%{ord(match.group()):02X}", key)
+
+
+def unescape_key(value: str) -> str | None:
+    """The key that `escape_key` made `value` of; null for the default partition."""
+    if value == DEFAULT_PARTITION:
+        return None
+    return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)), value)
+
+
+def digest(seqs: bytes, timestamps: bytes) -> str:
+    """16 hex digits that name the exact set of messages in a block.
+
+    `seqs` and `timestamps` are the little-endian int64 bytes of the sequences and of the timestamps in microseconds,
+    sorted by (sequence, timestamp), each message once.
+    """
+    state = hashlib.blake2b(seqs, digest_size=8)
+    state.update(timestamps)
+    return state.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectName:
+    """What an object's path says of it.
+
+    `key` is None for messages without a key and in the quarantine; `bucket` is the start of the interval, in seconds
+    since the epoch, UTC; `first_seq` and `last_seq` are inclusive stream sequences; `rows` counts rows.
+    """
+
+    stream: str
+    key: str | None
+    bucket: int
+    first_seq: int
+    last_seq: int
+    rows: int
+    digest: str
+    quarantine: bool = False
+
+    @property
+    def directory(self) -> str:
+        """The path of the object's directory, relative to the archive's root."""
+        at = datetime.fromtimestamp(self.bucket, UTC)
+        head = f"{QUARANTINE}/{self.stream}" if self.quarantine else f"{self.stream}/key={escape_key(self.key)}"
+        return f"{head}/date={at:%Y-%m-%d}/hour={at:%H}"
+
+    @property
+    def path(self) -> str:
+        """The object's path, relative to the archive's root."""
+        at = datetime.fromtimestamp(self.bucket, UTC)
+        name = f"{at:%Y%m%dT%H%M%SZ}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{SUFFIX}"
+        return f"{self.directory}/{name}"
+
+    @property
+    def group(self) -> tuple[str, bool, str | None, int]:
+        """All copies of a message lie in objects of the same group."""
+        return self.stream, self.quarantine, self.key, self.bucket
+
+
+def parse_path(path: str) -> ObjectName | None:
+    """What `path` (relative to the archive's root) says, or None when the archive's rules did not make it."""
+    parts = path.split("/")
+    quarantine = parts[0] == QUARANTINE
+    parts = parts[1:] if quarantine else parts
+    if len(parts) != (4 if quarantine else 5):
+        return None
+    match = _NAME.fullmatch(parts[-1])
+    if match is None or not (quarantine or parts[1].startswith("key=")):
+        return None
+    try:
+        bucket = datetime.strptime(match.group(1), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    name = ObjectName(
+        stream=parts[0],
+        key=None if quarantine else unescape_key(parts[1].removeprefix("key=")),
+        bucket=int(bucket.timestamp()),
+        first_seq=int(match.group(2)),
+        last_seq=int(match.group(3)),
+        rows=int(match.group(4)),
+        digest=match.group(5),
+        quarantine=quarantine,
+    )
+    return name if name.path == path else None
+
+
+def split_overlapping(names: Iterable[ObjectName]) -> tuple[list[ObjectName], list[ObjectName]]:
+    """Divide objects into those that share no message with another, and those that may.
+
+    Objects may share a message only when they are of one group and their sequence ranges overlap.
+    """
+    alone: list[ObjectName] = []
+    shared: list[ObjectName] = []
+    for cluster in _clusters(sorted(names, key=lambda n: (repr(n.group), n.first_seq, n.last_seq))):
+        (alone if len(cluster) == 1 else shared).extend(cluster)
+    return alone, shared
+
+
+def _clusters(names: Sequence[ObjectName]) -> Iterator[list[ObjectName]]:
+    """Runs of names, sorted by group and first sequence, whose ranges touch."""
+    cluster: list[ObjectName] = []
+    end = -1
+    for name in names:
+        if cluster and (name.group != cluster[0].group or name.first_seq > end):
+            yield cluster
+            cluster, end = [], -1
+        cluster.append(name)
+        end = max(end, name.last_seq)
+    if cluster:
+        yield cluster
