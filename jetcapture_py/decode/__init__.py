@@ -1,0 +1,1 @@
+"""Decoders: payloads to columns, one file a format."""
