@@ -83,6 +83,11 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
     return state.hexdigest()
 
 
+def schema_id(columns: Iterable[str]) -> str:
+    """16 hex digits that name a schema; `columns` are its `name:type` texts in order."""
+    return hashlib.blake2b("\n".join(columns).encode(), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
     """What an object's path says of it.

@@ -1,0 +1,133 @@
+"""From a sealed block's rows to the bytes of one Parquet object and its name. Deterministic: same messages, same name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jetcapture_py import layout
+from jetcapture_py.batch import REPLY
+from jetcapture_py.block import BlockId
+from jetcapture_py.decode.unify import conform, unify
+
+ROW_GROUP_BYTES = 32 << 20
+"""Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
+
+_DELTA = (layout.SEQ, layout.TIMESTAMP)
+_OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBlock:
+    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated."""
+
+    name: layout.ObjectName
+    data: pa.Buffer
+    messages: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Writes blocks of one stream. `footer` holds what is the same for all objects of this process."""
+
+    stream: str
+    interval: int
+    compression: str
+    footer: Mapping[str, str]
+
+    def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
+        table, duplicates = _distinct(_table(batches))
+        seqs, timestamps = _identity(table)
+        first = np.diff(seqs, prepend=seqs[0] - 1).astype(bool) | np.diff(timestamps, prepend=timestamps[0]).astype(
+            bool
+        )
+        name = layout.ObjectName(
+            stream=self.stream,
+            key=block.key,
+            bucket=block.bucket,
+            first_seq=int(seqs[0]),
+            last_seq=int(seqs[-1]),
+            rows=table.num_rows,
+            digest=layout.digest(seqs[first].tobytes(), timestamps[first].tobytes()),
+            quarantine=block.quarantine,
+        )
+        messages = int(first.sum())
+        stream = pa.array([self.stream], pa.string()).take(pa.array(np.zeros(table.num_rows, np.int32)))
+        table = table.add_column(0, pa.field(layout.STREAM, pa.string()), stream)
+        data = self._write(table, self._metadata(name, messages, sealed_by, table.schema))
+        return EncodedBlock(name=name, data=data, messages=messages, duplicates=duplicates)
+
+    def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str, schema: pa.Schema) -> dict[str, str]:
+        own = {
+            "format": layout.FORMAT,
+            "stream": name.stream,
+            "bucket": str(name.bucket),
+            "interval": str(self.interval),
+            "first_seq": str(name.first_seq),
+            "last_seq": str(name.last_seq),
+            "messages": str(messages),
+            "rows": str(name.rows),
+            "sealed_by": sealed_by,
+            "schema_id": layout.schema_id(f"{f.name}:{f.type}" for f in schema),
+        }
+        if name.key is not None:
+            own["key"] = name.key
+        return {layout.METADATA_PREFIX + key: value for key, value in {**self.footer, **own}.items()}
+
+    def _write(self, table: pa.Table, metadata: Mapping[str, str]) -> pa.Buffer:
+        names = table.schema.names
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(
+            sink,
+            table.schema,
+            compression=self.compression,
+            use_dictionary=[_leaf(f) for f in table.schema if f.name not in (*_DELTA, *_OPAQUE)],
+            column_encoding=dict.fromkeys((c for c in _DELTA if c in names), "DELTA_BINARY_PACKED"),
+            write_statistics=[_leaf(f) for f in table.schema if f.name not in _OPAQUE],
+            write_page_checksum=True,
+            store_schema=False,
+        ) as writer:
+            rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
+            writer.write_table(table, row_group_size=max(rows, 1024))
+            writer.add_key_value_metadata(metadata)
+        return sink.getvalue()
+
+
+def _leaf(field: pa.Field) -> str:
+    return str(field.name)
+
+
+def _table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """One table of all batches without the ack subjects, whatever their decoded columns are."""
+    rows = [batch.drop_columns([REPLY]) for batch in batches]
+    schema = rows[0].schema
+    if any(batch.schema != schema for batch in rows):
+        schema = unify([batch.schema for batch in rows])
+        rows = [conform(batch, schema) for batch in rows]
+    return pa.Table.from_batches(rows, schema).combine_chunks()
+
+
+def _distinct(table: pa.Table) -> tuple[pa.Table, int]:
+    """The table sorted by identity, each row once: a redelivered message may lie in a block twice."""
+    seqs, timestamps = _identity(table)
+    row = table.column(layout.ROW).to_numpy() if layout.ROW in table.schema.names else np.zeros(len(seqs), np.int32)
+    if len(seqs) > 1 and not (np.diff(seqs) > 0).all():
+        order = np.lexsort((row, timestamps, seqs))
+        seqs, timestamps, row = seqs[order], timestamps[order], row[order]
+        repeated = (np.diff(seqs) == 0) & (np.diff(timestamps) == 0) & (np.diff(row) == 0)
+        order = order[np.concatenate([[True], ~repeated])]
+        return table.take(pa.array(order)), int(repeated.sum())
+    return table, 0
+
+
+def _identity(table: pa.Table) -> tuple[Any, Any]:
+    seqs = table.column(layout.SEQ).to_numpy()
+    return seqs, pc.cast(table.column(layout.TIMESTAMP), pa.int64()).to_numpy()

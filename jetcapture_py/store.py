@@ -1,0 +1,190 @@
+"""Where objects are kept. An object appears whole or not at all, and is durable once `put` has returned.
+
+Everything else is left to the caller: retries, parallelism, and holding the data meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+import pyarrow as pa
+
+from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
+from jetcapture_py.layout import ObjectName, escape_key
+
+PROBE = "_probe"
+_EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
+_LOCAL_PERMANENT = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+}
+_REMOTE_PERMANENT = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "ParamValidationError",
+    "ClientAuthenticationError",
+    "CredentialUnavailableError",
+}
+_SINGLE_PUT = 3 << 30
+"""s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
+_ABANDONED = 3600.0
+"""Age in seconds at which a temporary file of a local store is taken for a dead process's."""
+
+
+class Store(Protocol):
+    """Keeps objects.
+
+    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises
+    `StoreError`, no part of it is visible. Putting an object again is not an error. It is called from several threads.
+    """
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        """Store `data` as `name` and return where it lies. Raises `StoreError`, `PermanentStoreError`."""
+        ...
+
+    def probe(self) -> None:
+        """Show that objects can be stored, by storing and removing a small one. Raises as `put` does."""
+        ...
+
+
+def open_store(url: str, options: Mapping[str, Any]) -> Store:
+    """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return LocalStore(rest if separator else url)
+    try:
+        return FsspecStore(scheme, rest, options)
+    except (ImportError, ValueError) as error:
+        extra = _EXTRAS.get(scheme)
+        hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
+        raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
+
+
+def _root(template: str, key: str | None) -> str:
+    return template.replace("{key}", escape_key(key)).rstrip("/")
+
+
+class LocalStore:
+    """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        """Store `data` durably under its name."""
+        path = Path(_root(self.root, name.key), name.path)
+        self._publish(path, data)
+        return str(path)
+
+    def probe(self) -> None:
+        """Store and remove a small object."""
+        path = Path(_root(self.root, None), PROBE, uuid.uuid4().hex)
+        self._publish(path, pa.py_buffer(b"jetcapture"))
+        path.unlink()
+
+    def _publish(self, path: Path, data: pa.Buffer) -> None:
+        try:
+            _make_directory(path.parent)
+            hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+            try:
+                with hidden.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                hidden.replace(path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    hidden.unlink()
+                raise
+            _sync_directory(path.parent)
+        except OSError as error:
+            kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
+            raise kind(f"cannot write {path.parent}: {error.strerror or error}") from error
+
+
+def _make_directory(directory: Path) -> None:
+    """Create `directory` and what is above it, durably; sweep what a dead process left in an existing one."""
+    if directory.is_dir():
+        return
+    if directory.parent != directory:
+        _make_directory(directory.parent)
+    directory.mkdir(exist_ok=True)
+    _sync_directory(directory.parent)
+
+
+def sweep(directory: Path) -> None:
+    """Remove temporary files that a killed process left in `directory` more than an hour ago."""
+    with contextlib.suppress(OSError):
+        for path in directory.glob(".*.tmp"):
+            if time.time() - path.stat().st_mtime > _ABANDONED:
+                path.unlink()
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class FsspecStore:
+    """Any fsspec file system whose writes are atomic: S3, Azure, Google, memory. Objects go up whole, in one call."""
+
+    def __init__(self, scheme: str, root: str, options: Mapping[str, Any]) -> None:
+        self.scheme = scheme
+        self.root = root
+        self.fs = fsspec.filesystem(scheme, **options)
+        self._put_options = {"chunksize": _SINGLE_PUT} if scheme in ("s3", "s3a") else {}
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        """Store `data` under its name."""
+        path = f"{_root(self.root, name.key)}/{name.path}"
+        self._pipe(path, data.to_pybytes())
+        return f"{self.scheme}://{path}"
+
+    def probe(self) -> None:
+        """Store a small object, and remove it where that is allowed."""
+        path = f"{_root(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
+        self._pipe(path, b"jetcapture")
+        with contextlib.suppress(Exception):
+            self.fs.rm_file(path)
+
+    def _pipe(self, path: str, data: bytes) -> None:
+        try:
+            self.fs.pipe_file(path, data, **self._put_options)
+        except Exception as error:
+            kind = PermanentStoreError if _is_permanent(error) else StoreError
+            place = f"{self.scheme}://{path.rsplit('/', 1)[0]}"
+            raise kind(f"cannot write {place}: {_describe(error)}") from error
+
+
+def _is_permanent(error: BaseException) -> bool:
+    """Whether only a person can change it: credentials, permissions, a missing bucket or container."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, PermissionError | FileNotFoundError) or type(seen).__name__ in _REMOTE_PERMANENT:
+            return True
+        if getattr(seen, "status_code", None) in (401, 403, 404):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__

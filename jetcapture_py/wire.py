@@ -1,0 +1,247 @@
+"""The fast receive path: whole MSG and HMSG frames of our own subscriptions, straight into columns.
+
+nats-py builds a task's worth of objects per message. Here its connection (TLS, authentication, reconnect, PING) is
+kept and only the parser is replaced, before `connect()`: frames of registered subscriptions are taken in a tight loop,
+every other frame goes to the stock parser, whole. Where nats-py's internals are not the ones this was written against,
+`Connection._process_msg` receives the same messages through the stock parser, slower.
+
+Bypassed on the fast path: nats-py's statistics and its pending limits; the pulls' credit bounds what can arrive.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+OBJECT_OVERHEAD = 320
+"""Bytes that one received message costs beside its content, as four Python byte strings in lists."""
+
+_MAX_CONTROL_LINE = 1 << 20
+
+
+@dataclass(slots=True)
+class Received:
+    """Messages as they came, one list per column; `headers` holds raw header blocks, b"" for none. Sizes in bytes."""
+
+    subjects: list[bytes] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
+    headers: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def extend(self, other: Received) -> None:
+        """Append the messages of `other`."""
+        self.subjects += other.subjects
+        self.replies += other.replies
+        self.headers += other.headers
+        self.payloads += other.payloads
+
+
+class Inbox:
+    """What one subscription received and nobody took yet.
+
+    `on_status(subject, header_block)` is called at once for frames without a reply subject: the server's statuses.
+    `bytes` counts header and payload bytes of `rows`; `total` and `total_bytes` of everything ever received.
+    """
+
+    __slots__ = ("bytes", "on_data", "on_status", "rows", "total", "total_bytes")
+
+    def __init__(self, on_data: Callable[[], None], on_status: Callable[[bytes, bytes], None]) -> None:
+        self.on_data = on_data
+        self.on_status = on_status
+        self.rows = Received()
+        self.bytes = self.total = self.total_bytes = 0
+
+    def take(self) -> Received:
+        """Everything received since the last call."""
+        rows, self.rows, self.bytes = self.rows, Received(), 0
+        return rows
+
+    def count(self, messages: int, size: int) -> None:
+        """Account for `messages` rows just appended, of `size` bytes together."""
+        self.bytes += size
+        self.total += messages
+        self.total_bytes += size
+        self.on_data()
+
+    def accept(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+        """Take one message, or one status, from the stock parser."""
+        if not reply:
+            self.on_status(subject, headers or b"")
+            return
+        rows = self.rows
+        rows.subjects.append(subject)
+        rows.replies.append(reply)
+        rows.headers.append(headers or b"")
+        rows.payloads.append(payload)
+        self.count(1, len(payload) + len(headers or b""))
+
+
+class Connection(Client):
+    """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects."""
+
+    def __init__(self, *, fast: bool = True) -> None:
+        super().__init__()
+        self.inboxes: dict[int, Inbox] = {}
+        self.fast = fast and supported()
+        if self.fast:
+            self._ps = FrameParser(self)
+
+    def register(self, sid: int, inbox: Inbox) -> None:
+        """From now on, messages of subscription `sid` go to `inbox`."""
+        self.inboxes[sid] = inbox
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        inbox = self.inboxes.get(sid)
+        if inbox is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            inbox.accept(subject, reply, data, headers)
+
+    async def write(self, commands: bytes) -> None:
+        """Send protocol commands, in order with all others; buffered while reconnecting.
+
+        Waits for the socket only when more than the client's pending size has piled up.
+        """
+        await self._send_command(commands)
+        await self._flush_pending()
+
+
+def supported() -> bool:
+    """Whether nats-py's parser is the one that `FrameParser` knows how to stand in for."""
+    client = Client()
+    return (
+        type(getattr(client, "_ps", None)) is Parser
+        and inspect.iscoroutinefunction(Parser.parse)
+        and list(inspect.signature(Parser.parse).parameters) == ["self", "data"]
+        and list(inspect.signature(Parser.reset).parameters) == ["self"]
+        and list(inspect.signature(Client._process_msg).parameters)[1:]
+        == ["sid", "subject", "reply", "data", "headers"]
+    )
+
+
+class FrameParser(Parser):
+    """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time."""
+
+    nc: Connection
+
+    def __init__(self, nc: Connection) -> None:
+        self._epoch = 0
+        super().__init__(nc)
+
+    def reset(self) -> None:
+        """Forget what was buffered: the connection it came from is gone."""
+        super().reset()
+        self._epoch += 1
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._needed = 0
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
+        self._parts.append(data)
+        self._buffered += len(data)
+        if self._buffered < self._needed:
+            return  # a large payload is still arriving: look at nothing until it is whole
+        buffer = b"".join(self._parts) if len(self._parts) > 1 else bytes(data)
+        epoch, position = self._epoch, 0
+        while position < len(buffer):
+            position, frame = self._take(buffer, position)
+            if not frame:
+                break
+            await self._delegate(frame)
+            if self._epoch != epoch:
+                return  # that frame ended the connection
+        self._parts = [buffer[position:]] if position < len(buffer) else []
+        self._buffered = len(buffer) - position
+
+    async def _delegate(self, frame: bytes) -> None:
+        try:
+            await super().parse(frame)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            # Anything else would end nats-py's read loop silently; a protocol error makes it reconnect.
+            raise ProtocolError from error
+
+    def _take(self, buffer: bytes, position: int) -> tuple[int, bytes]:
+        """Take frames from `position` on, up to one that is not ours, which is returned with the place behind it.
+
+        An empty frame means that the buffer ends, or ends within a frame, at the returned position.
+        """
+        find, end_of_buffer, inboxes = buffer.find, len(buffer), self.nc.inboxes
+        self._needed = 0
+        current = -1
+        inbox: Inbox | None = None
+        count = size = 0
+        frame = b""
+        while position < end_of_buffer:
+            eol = find(b"\r\n", position)
+            if eol < 0:
+                if end_of_buffer - position > _MAX_CONTROL_LINE:
+                    raise ProtocolError
+                break
+            args = buffer[position:eol].split(b" ")
+            start = eol + 2
+            headers_size = 0
+            try:
+                if args[0] == b"MSG" and len(args) == 5:
+                    stop = start + int(args[4])
+                elif args[0] == b"HMSG" and len(args) == 6:
+                    headers_size = int(args[4])
+                    stop = start + int(args[5])
+                else:
+                    stop = -1
+                sid = int(args[2]) if stop >= 0 else -1
+            except ValueError:
+                stop = sid = -1
+            if sid != current or inbox is None:
+                if inbox is not None and count:
+                    inbox.count(count, size)
+                    count = size = 0
+                current, inbox = sid, inboxes.get(sid)
+                if inbox is not None:
+                    rows = inbox.rows
+                    subject, reply, header, payload = (
+                        rows.subjects.append,
+                        rows.replies.append,
+                        rows.headers.append,
+                        rows.payloads.append,
+                    )
+            if inbox is None or not 0 <= headers_size <= stop - start:
+                length = _frame_length(buffer[position:eol], position, start)
+                if position + length > end_of_buffer:
+                    self._needed = length
+                else:
+                    frame = buffer[position : position + length]
+                    position += length
+                break
+            if stop + 2 > end_of_buffer:
+                self._needed = stop + 2 - position
+                break
+            subject(args[1])
+            reply(args[3])
+            header(buffer[start : start + headers_size])
+            payload(buffer[start + headers_size : stop])
+            count += 1
+            size += stop - start
+            position = stop + 2
+        if inbox is not None and count:
+            inbox.count(count, size)
+        return position, frame
+
+
+def _frame_length(line: bytes, position: int, start: int) -> int:
+    """Length in bytes of the frame whose control line is `line`; payload and its line end included."""
+    args: list[Any] = line.split()
+    if args and args[0] in (b"MSG", b"HMSG") and args[-1].isdigit():
+        return start - position + int(args[-1]) + 2
+    return start - position
