@@ -1,1 +1,66 @@
 """Decoders: payloads to columns, one file a format."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from jetcapture_py.batch import Decoder
+from jetcapture_py.decode.infer import InferringJsonDecoder
+from jetcapture_py.decode.jsonfmt import Column, JsonDecoder
+from jetcapture_py.decode.raw import RawDecoder
+from jetcapture_py.decode.types import parse_type
+from jetcapture_py.decode.unify import conform, unify
+
+__all__ = [
+    "Column",
+    "DecodeConfig",
+    "InferringJsonDecoder",
+    "JsonDecoder",
+    "RawDecoder",
+    "conform",
+    "make_decoder",
+    "parse_type",
+    "unify",
+]
+
+
+class DecodeConfig(Protocol):
+    """The part of the configuration that says how payloads are decoded."""
+
+    @property
+    def format(self) -> str:
+        """raw, json, or `package.module:object`, a `Decoder` or what makes one when called without arguments."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Declared columns by name; empty: inferred."""
+        ...
+
+
+def make_decoder(config: DecodeConfig) -> Decoder:
+    """The decoder that `config` asks for; ValueError, one line, when there is none."""
+    if config.format == "json":
+        return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
+    if config.columns:
+        raise ValueError(f"columns can be declared for the format json, not for {config.format!a}")
+    if config.format == "raw":
+        return RawDecoder()
+    return _load(config.format)
+
+
+def _load(name: str) -> Decoder:
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"unknown format {name!a}: raw, json or package.module:object")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise ValueError(f"format {name!a} cannot be imported: {error}") from error
+    made = found() if isinstance(found, type) or not hasattr(found, "decode") else found
+    if not callable(getattr(made, "decode", None)):
+        raise ValueError(f"format {name!a} is not a decoder: it has no method decode")
+    decoder: Decoder = made
+    return decoder

@@ -1,0 +1,145 @@
+"""What the JSON decoders share. Guarantee: a message that is refused neither changes nor costs its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from jetcapture_py import layout
+from jetcapture_py.batch import Decoded, Failure, MessageBatch
+
+REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.MsgspecError, pa.ArrowException)
+"""What msgspec, Arrow and our own checks raise over data; anything else is a bug or a dying process."""
+MAX_ERROR = 300
+"""Longest text of a failure, in characters."""
+
+Row = TypeVar("Row")
+Build = Callable[[list[Any]], pa.Array]
+"""Makes a column of Python values, null for None; raises one of `REFUSALS` when a value does not fit."""
+
+
+class Misfits(ValueError):
+    """Values that do not fit their column: `rows` has the reason for each of them, by its position."""
+
+    def __init__(self, rows: dict[int, str]) -> None:
+        super().__init__(next(iter(rows.values())))
+        self.rows = rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A column to be built: its name and type, one value for each message that was decoded, and how to build it."""
+
+    name: str
+    type: pa.DataType
+    values: list[Any]
+    build: Build
+
+
+def failure(index: int, error: object, stage: str = "decode") -> Failure:
+    """A failure whose text is one printable line of at most `MAX_ERROR` characters."""
+    text = str(error)[: 2 * MAX_ERROR] or type(error).__name__
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return Failure(index=index, stage=stage, error=text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 3]}...")
+
+
+def show(value: object) -> str:
+    """`value` for an error text: escaped, and not long."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def payloads_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+    """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8 or empty.
+
+    msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
+    """
+    column = batch.column(layout.PAYLOAD).fill_null(b"")
+    payloads: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
+    failures: dict[int, Failure] = {}
+    try:
+        column.cast(pa.string())
+    except pa.ArrowInvalid:
+        for index, payload in enumerate(payloads):
+            try:
+                payload.decode()
+            except UnicodeDecodeError as error:
+                failures[index] = failure(index, f"invalid UTF-8 (byte {error.start})")
+    if b"" in payloads:
+        failures |= {i: failure(i, "the payload is empty") for i, payload in enumerate(payloads) if not payload}
+    return payloads, failures
+
+
+def decode_each(
+    decode: Callable[[bytes], Row], payloads: list[bytes], failures: dict[int, Failure]
+) -> list[Row | None]:
+    """What `decode` made of each payload; None, and an entry in `failures`, where it refused.
+
+    All payloads go through one iterator: after a refusal it goes on with the next, and nothing is decoded twice.
+    """
+    rows: list[Row | None] = []
+    decoded = map(decode, payloads)
+    while True:
+        try:
+            for row in decoded:
+                rows.append(row)  # noqa: PERF402  what was appended must survive an exception
+        except REFUSALS as error:
+            failures.setdefault(len(rows), failure(len(rows), error))
+            rows.append(None)
+        else:
+            return rows
+
+
+def assemble(columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure]) -> Decoded:
+    """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message."""
+    arrays: list[pa.Array] = []
+    late: dict[int, Failure] = {}
+    for column in columns:
+        array, bad = _build(column)
+        arrays.append(array)
+        for row, reason in bad.items():
+            late.setdefault(row, failure(messages[row], f"column {show(column.name)}: {reason}"))
+    fields = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(column.name, column.type) for column in columns]))
+    if late:
+        rows = [row for row in range(len(messages)) if row not in late]
+        fields = fields.take(pa.array(rows, pa.int32()))
+        messages = [messages[row] for row in rows]
+        failures = failures | {found.index: found for found in late.values()}
+    return Decoded(
+        fields=fields,
+        messages=pa.array(messages, pa.int32()) if failures else None,
+        failures=tuple(failures[index] for index in sorted(failures)),
+    )
+
+
+def _build(column: Values) -> tuple[pa.Array, dict[int, str]]:
+    """The column, null where a value does not fit, and the reasons by position."""
+    values, bad = column.values, dict[int, str]()
+    while True:
+        try:
+            return column.build(values), bad
+        except Misfits as error:
+            found = error.rows
+        except REFUSALS:
+            found = _search(column.build, values)
+            if not found:
+                raise
+        bad |= found
+        values = [None if row in bad else value for row, value in enumerate(values)]
+
+
+def _search(build: Build, values: list[Any]) -> dict[int, str]:
+    """Which of `values` `build` refuses, and why; by halves, so that a bad one among n costs 2 n and not n builds."""
+    try:
+        build(values)
+    except REFUSALS as error:
+        if len(values) == 1:
+            return {0: str(error) or type(error).__name__}
+        half = len(values) // 2
+        later = _search(build, values[half:])
+        return _search(build, values[:half]) | {half + row: reason for row, reason in later.items()}
+    return {}

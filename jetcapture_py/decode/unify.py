@@ -1,0 +1,113 @@
+"""One schema for batches whose columns differ, because they were decoded at different times or by different replicas.
+
+The rules are those of `infer`: null gives way, integers widen, integers and floats meet in double, structs and lists
+are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.decode.nested import struct_array
+
+
+def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema that holds the columns of all `schemas` (at least one), in the order in which they first appear.
+
+    Names that differ in case only are one column, called as it first appears, because Spark takes them for one.
+    """
+    first = schemas[0]
+    if all(schema is first or schema.equals(first) for schema in schemas):
+        return first
+    merged: list[pa.Field] = list(first)
+    for schema in schemas[1:]:
+        merged = _merge_fields(merged, list(schema))
+    return pa.schema(merged)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with the columns of `schema`, which `unify` made of its schema and others; missing ones are null.
+
+    The number of rows is the batch's own: Arrow counts none where there is no column, so hand over the envelope too.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = dict(zip((name.lower() for name in batch.schema.names), batch.columns, strict=True))
+    arrays = [_column(columns.get(field.name.lower()), field.type, batch.num_rows) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _merge_fields(known: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
+    merged = {field.name.lower(): field for field in known}
+    for field in new:
+        folded = field.name.lower()
+        old = merged.get(folded)
+        if old is None:
+            merged[folded] = field
+        elif not old.equals(field):
+            merged[folded] = pa.field(old.name, _merge(old.type, field.type))
+    return list(merged.values())
+
+
+def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """The narrowest type that holds the values of both."""
+    types = pa.types
+    if a == b or types.is_null(b):
+        return a
+    if types.is_null(a):
+        return b
+    if types.is_struct(a) and types.is_struct(b):
+        return pa.struct(_merge_fields(list(a), list(b)))
+    if types.is_list(a) and types.is_list(b):
+        return pa.list_(_merge(a.value_type, b.value_type))
+    if types.is_signed_integer(a) and types.is_signed_integer(b):
+        return max(a, b, key=lambda each: each.bit_width)
+    if _is_number(a) and _is_number(b):
+        return pa.float64()
+    return pa.string()
+
+
+def _is_number(of: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(of) or pa.types.is_floating(of))
+
+
+def _column(array: pa.Array | None, to: pa.DataType, rows: int) -> pa.Array:
+    types = pa.types
+    if array is None or types.is_null(array.type):
+        return pa.nulls(rows, to)
+    if array.type == to:
+        return array
+    if types.is_struct(to) and types.is_struct(array.type):
+        names = (field.name.lower() for field in array.type)
+        children = dict(zip(names, array.flatten(), strict=True))
+        fields = [_column(children.get(field.name.lower()), field.type, rows) for field in to]
+        return struct_array(fields, to, array.is_null())
+    if types.is_list(to) and types.is_list(array.type):
+        items = array.flatten()
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+        flat = _column(items, to.value_type, len(items))
+        return pa.ListArray.from_arrays(offsets, flat, type=to, mask=array.is_null())
+    if types.is_string(to):
+        return pa.array([_text(value) for value in array.to_pylist(maps_as_pydicts="strict")], to)
+    return array.cast(to, safe=False)
+
+
+def _text(value: Any) -> str | None:
+    """A string as it is, another value as JSON text without the nulls of objects, for those were not sent."""
+    plain = _without_nulls(msgspec.to_builtins(value))
+    return plain if plain is None or isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
