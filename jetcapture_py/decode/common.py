@@ -22,7 +22,7 @@ Build = Callable[[list[Any]], pa.Array]
 """Makes a column of Python values, null for None; raises one of `REFUSALS` when a value does not fit."""
 
 
-class Misfits(ValueError):
+class MisfitError(ValueError):
     """Values that do not fit their column: `rows` has the reason for each of them, by its position."""
 
     def __init__(self, rows: dict[int, str]) -> None:
@@ -122,7 +122,7 @@ def _build(column: Values) -> tuple[pa.Array, dict[int, str]]:
     while True:
         try:
             return column.build(values), bad
-        except Misfits as error:
+        except MisfitError as error:
             found = error.rows
         except REFUSALS:
             found = _search(column.build, values)

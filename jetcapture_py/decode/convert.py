@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.decode.common import Build, Misfits, show
+from jetcapture_py.decode.common import Build, MisfitError, show
 from jetcapture_py.decode.nested import flatten, offsets_of, struct_array
 from jetcapture_py.decode.types import JSON, TIMESTAMP, stored
 
@@ -112,7 +112,7 @@ def _plain(declared: pa.DataType) -> Any:
 def _uint64s(values: list[int | None]) -> pa.Array:
     bad = [row for row, value in enumerate(values) if value is not None and value > _MAX_UINT64]
     if bad:
-        raise Misfits(dict.fromkeys(bad, f"expected at most {_MAX_UINT64}"))
+        raise MisfitError(dict.fromkeys(bad, f"expected at most {_MAX_UINT64}"))
     return pa.array(values, pa.uint64())
 
 
@@ -198,7 +198,7 @@ def _all(conditions: pa.Array) -> bool:
 def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
     if not _all(conditions):
         bad = np.flatnonzero(~conditions.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
-        raise Misfits({row: f"expected {expected}, got {show(values[row])}" for row in bad})
+        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
 
 
 def _unexpected(expected: str, values: list[Any]) -> ValueError:
@@ -210,7 +210,7 @@ def _build_items(build: Build, items: list[Any]) -> pa.Array:
     """`build` of what several lists or maps hold, where an item's position is not its message's."""
     try:
         return build(items)
-    except Misfits as error:
+    except MisfitError as error:
         raise ValueError(str(error)) from None
 
 
