@@ -16,7 +16,7 @@ import pytest
 from jetcapture_py import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -74,21 +74,24 @@ class Archive:
         quarantine: bool = False,
         headers: Sequence[object] | None = None,
         payloads: Sequence[bytes | None] | None = None,
+        columns: Mapping[str, pa.Array | list[object]] | None = None,
         **fields: pa.Array | list[object],
     ) -> layout.ObjectName:
         """Store one object with these messages; a timestamp, unless given, is the bucket's start plus its sequence."""
         times = timestamps or [(bucket * 1_000_000) + seq for seq in seqs]
-        columns = {
-            layout.STREAM: pa.array([stream] * len(seqs), pa.string()),
-            layout.SUBJECT: pa.array([subject] * len(seqs), pa.string()).dictionary_encode(),
-            layout.SEQ: pa.array(seqs, pa.int64()),
-            layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC")),
-            layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
-            layout.HEADERS: pa.array(headers or [None] * len(seqs), pa.map_(pa.string(), pa.list_(pa.string()))),
-            layout.PAYLOAD: pa.array(payloads or [b"{}"] * len(seqs), pa.binary()),
-            **fields,
-        }
-        table = pa.table(columns)
+        table = pa.table(
+            {
+                layout.STREAM: pa.array([stream] * len(seqs), pa.string()),
+                layout.SUBJECT: pa.array([subject] * len(seqs), pa.string()).dictionary_encode(),
+                layout.SEQ: pa.array(seqs, pa.int64()),
+                layout.TIMESTAMP: pa.array(times, pa.timestamp("us", "UTC")),
+                layout.DELIVERED: pa.array([1] * len(seqs), pa.int32()),
+                layout.HEADERS: pa.array(headers or [None] * len(seqs), pa.map_(pa.string(), pa.list_(pa.string()))),
+                layout.PAYLOAD: pa.array(payloads or [b"{}"] * len(seqs), pa.binary()),
+                **fields,
+                **(columns or {}),
+            }
+        )
         first, last = first_last or (min(seqs), max(seqs))
         digest = layout.digest(pa.array(seqs).buffers()[1].to_pybytes(), pa.array(times).buffers()[1].to_pybytes())
         name = layout.ObjectName(

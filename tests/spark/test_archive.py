@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.archive import archive_view, read_archive
+from spark_jobs.archive import Dedupe, archive_view, read_archive
 from tests.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def columns_of(frame: DataFrame) -> dict[str, str]:
     return dict(frame.dtypes)
 
 
-MODES = ("none", "auto", "full")
+MODES: tuple[Dedupe, ...] = ("none", "auto", "full")
 
 
 def plan(frame: DataFrame) -> str:
@@ -136,7 +136,7 @@ class TestDuplicates:
     def test_same_sequences_at_another_time_are_other_messages(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1, 2])
         archive.write([1, 2], timestamps=[HOUR * 1_000_000 + 500, HOUR * 1_000_000 + 501])
-        for dedupe in ("auto", "full", "none"):
+        for dedupe in MODES:
             assert seqs(read_archive(spark, archive.url, "ORDERS", dedupe=dedupe)) == [1, 1, 2, 2]
 
     def test_disjoint_objects_are_read_without_a_shuffle(self, spark: SparkSession, archive: Archive) -> None:
@@ -265,8 +265,8 @@ class TestDrift:
         assert sorted(row[0] for row in frame.select("amount").collect()) == [1, 2]
 
     def test_names_with_dots_and_backticks_are_read(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], **{"a.b": [1], "c`d": [2]})
-        archive.write([2], **{"a.b": ["x"], "c`d": [2]})
+        archive.write([1], columns={"a.b": [1], "c`d": [2]})
+        archive.write([2], columns={"a.b": ["x"], "c`d": [2]})
         frame = read_archive(spark, archive.url, "ORDERS", columns=["a.b", "c`d"])
         assert sorted(tuple(row) for row in frame.collect()) == [("1", 2), ("x", 2)]
 
@@ -292,8 +292,8 @@ class TestArchive:
         directory = archive.root / "ORDERS"
         expected = 2 * len(KEYS)
         assert read_archive(spark, archive.url, "ORDERS").count() == expected
-        counted = duckdb.sql(f"SELECT count(*) FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true)")
-        assert counted.fetchall() == [(expected,)]
+        query = f"SELECT count(*) FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true)"
+        assert duckdb.connect().execute(query).fetchall() == [(expected,)]
         assert ds.dataset(directory, partitioning="hive").count_rows() == expected
         frame = pl.scan_parquet(directory, hive_partitioning=True).select(pl.len()).collect()
         assert frame.item() == expected
