@@ -137,13 +137,13 @@ class SealRules:
 class Blocks:
     """All blocks that are not acknowledged yet: the open ones, and the sealed ones on their way to the store.
 
-    `rows` counts open rows, `unacked` all rows; `memory` is what their columns hold.
+    `rows` and `bytes` count what is open, `unacked` all rows; `memory` is what their columns hold.
     """
 
     def __init__(self, rules: SealRules) -> None:
         self.rules = rules
         self.memory = Memory()
-        self.rows = self.unacked = 0
+        self.rows = self.bytes = self.unacked = 0
         self._open: dict[BlockId, Block] = {}  # in the order of opening
         self._sealed: dict[Block, None] = {}
 
@@ -173,12 +173,14 @@ class Blocks:
                 block = self._open.get(name)
                 if block is None:
                     block = self._open[name] = Block(id=name, opened=now)
+                    self.bytes += block.bytes
                 count = min(stop - start, self._room(block, row_bytes))
                 parts.append((start, count))
                 owners.append(block)
                 block.rows += count
                 block.bytes += int(count * row_bytes)
                 self.rows += count
+                self.bytes += int(count * row_bytes)
                 self.unacked += count
                 start += count
                 if block.rows >= self.rules.max_rows:
@@ -202,6 +204,7 @@ class Blocks:
             del self._open[block.id]
             self._sealed[block] = None
             self.rows -= block.rows
+            self.bytes -= block.bytes
             block.sealed_by = reason
         return sealed
 
@@ -240,6 +243,8 @@ class Blocks:
 
 def _run_sizes(rows: pa.RecordBatch, runs: Sequence[Run]) -> list[float]:
     """Bytes of each run: its payloads', and an equal share of the rest for every row."""
+    if not runs:
+        return []
     total = rows.get_total_buffer_size() + CHUNK_OVERHEAD
     if layout.PAYLOAD not in rows.schema.names:
         return [run.length * total / rows.num_rows for run in runs]

@@ -1,9 +1,11 @@
-"""From a sealed block's rows to the bytes of one Parquet object and its name. Deterministic: same messages, same name."""
+"""From a sealed block's rows to the bytes of one Parquet object and its name: same messages, same name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,12 +37,21 @@ class EncodedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """Writes blocks of one stream. `footer` holds what is the same for all objects of this process."""
+    """Writes blocks of one stream; `interval` is the block interval in seconds.
+
+    `stream_created` (RFC 3339) and `consumer` only go into the footer, as `writer` does, which names this process.
+    """
 
     stream: str
     interval: int
     compression: str
-    footer: Mapping[str, str]
+    stream_created: str = ""
+    consumer: str = ""
+    writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+
+    def for_stream(self, stream_created: str, consumer: str) -> Encoder:
+        """The same encoder, now that the stream is known."""
+        return replace(self, stream_created=stream_created, consumer=consumer)
 
     def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
@@ -65,10 +76,26 @@ class Encoder:
         data = self._write(table, self._metadata(name, messages, sealed_by, table.schema))
         return EncodedBlock(name=name, data=data, messages=messages, duplicates=duplicates)
 
+    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
+        """The block's messages as a quarantine object: the way out when its decoded columns cannot be written."""
+        rows = []
+        for batch in batches:
+            envelope = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, REPLY)])
+            stage = pa.array(["encode"] * len(batch), pa.string())
+            reason = pa.array(
+                [f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]] * len(batch), pa.string()
+            )
+            envelope = envelope.append_column(layout.STAGE, stage).append_column(layout.ERROR, reason)
+            rows.append(envelope.append_column(layout.RAW_HEADERS, pa.nulls(len(batch), pa.binary())))
+        return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
+
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str, schema: pa.Schema) -> dict[str, str]:
         own = {
             "format": layout.FORMAT,
             "stream": name.stream,
+            "stream_created": self.stream_created,
+            "consumer": self.consumer,
+            "writer": self.writer,
             "bucket": str(name.bucket),
             "interval": str(self.interval),
             "first_seq": str(name.first_seq),
@@ -80,7 +107,7 @@ class Encoder:
         }
         if name.key is not None:
             own["key"] = name.key
-        return {layout.METADATA_PREFIX + key: value for key, value in {**self.footer, **own}.items()}
+        return {layout.METADATA_PREFIX + key: value for key, value in own.items()}
 
     def _write(self, table: pa.Table, metadata: Mapping[str, str]) -> pa.Buffer:
         names = table.schema.names
@@ -89,9 +116,9 @@ class Encoder:
             sink,
             table.schema,
             compression=self.compression,
-            use_dictionary=[_leaf(f) for f in table.schema if f.name not in (*_DELTA, *_OPAQUE)],
+            use_dictionary=[leaf for f in table.schema if f.name not in (*_DELTA, *_OPAQUE) for leaf in _leaves(f)],
             column_encoding=dict.fromkeys((c for c in _DELTA if c in names), "DELTA_BINARY_PACKED"),
-            write_statistics=[_leaf(f) for f in table.schema if f.name not in _OPAQUE],
+            write_statistics=[leaf for f in table.schema if f.name not in _OPAQUE for leaf in _leaves(f)],
             write_page_checksum=True,
             store_schema=False,
         ) as writer:
@@ -101,8 +128,20 @@ class Encoder:
         return sink.getvalue()
 
 
-def _leaf(field: pa.Field) -> str:
-    return str(field.name)
+def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:
+    """The Parquet paths of the column's leaves, as the format's LogicalTypes spell lists and maps."""
+    path += column.name
+    kind = column.type
+    if pa.types.is_map(kind):
+        yield from _leaves(kind.key_field.with_name("key"), f"{path}.key_value.")
+        yield from _leaves(kind.item_field.with_name("value"), f"{path}.key_value.")
+    elif pa.types.is_list(kind):
+        yield from _leaves(kind.value_field.with_name("element"), f"{path}.list.")
+    elif pa.types.is_struct(kind):
+        for child in kind:
+            yield from _leaves(child, f"{path}.")
+    else:
+        yield path
 
 
 def _table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -118,7 +157,9 @@ def _table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
 def _distinct(table: pa.Table) -> tuple[pa.Table, int]:
     """The table sorted by identity, each row once: a redelivered message may lie in a block twice."""
     seqs, timestamps = _identity(table)
-    row = table.column(layout.ROW).to_numpy() if layout.ROW in table.schema.names else np.zeros(len(seqs), np.int32)
+    row = np.zeros(len(seqs), np.int32)
+    if layout.ROW in table.schema.names:
+        row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
     if len(seqs) > 1 and not (np.diff(seqs) > 0).all():
         order = np.lexsort((row, timestamps, seqs))
         seqs, timestamps, row = seqs[order], timestamps[order], row[order]

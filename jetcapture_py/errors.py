@@ -3,6 +3,7 @@
     JetcaptureError
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
     ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
+    ├── DrainError          the drain's deadline passed: exit 1; the messages are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): say so at once
 
@@ -27,6 +28,10 @@ class ConfigError(JetcaptureError):
 
 class SourceError(JetcaptureError):
     """The server refuses us for good: no such stream, wrong password, consumer deleted, connection closed."""
+
+
+class DrainError(JetcaptureError):
+    """Not everything was stored within `drain_timeout`. Nothing is lost: what is not stored was not acknowledged."""
 
 
 class StoreError(JetcaptureError):

@@ -41,6 +41,7 @@ _REMOTE_PERMANENT = {
 }
 _SINGLE_PUT = 3 << 30
 """s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
+_MOST_KNOWN = 100_000
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
@@ -83,6 +84,7 @@ class LocalStore:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._known: set[Path] = set()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
         """Store `data` durably under its name."""
@@ -98,7 +100,7 @@ class LocalStore:
 
     def _publish(self, path: Path, data: pa.Buffer) -> None:
         try:
-            _make_directory(path.parent)
+            self._prepare(path.parent)
             hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
             try:
                 with hidden.open("xb") as file:
@@ -112,12 +114,22 @@ class LocalStore:
                 raise
             _sync_directory(path.parent)
         except OSError as error:
+            self._known.discard(path.parent)
             kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
             raise kind(f"cannot write {path.parent}: {error.strerror or error}") from error
 
+    def _prepare(self, directory: Path) -> None:
+        """Have the directory, and sweep it, once."""
+        if directory not in self._known:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            _make_directory(directory)
+            _sweep(directory)
+            self._known.add(directory)
+
 
 def _make_directory(directory: Path) -> None:
-    """Create `directory` and what is above it, durably; sweep what a dead process left in an existing one."""
+    """Create `directory` and what is above it, durably."""
     if directory.is_dir():
         return
     if directory.parent != directory:
@@ -126,10 +138,10 @@ def _make_directory(directory: Path) -> None:
     _sync_directory(directory.parent)
 
 
-def sweep(directory: Path) -> None:
-    """Remove temporary files that a killed process left in `directory` more than an hour ago."""
-    with contextlib.suppress(OSError):
-        for path in directory.glob(".*.tmp"):
+def _sweep(directory: Path) -> None:
+    """Remove what a killed process left unfinished in `directory`."""
+    for path in directory.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.client import Client
-from nats.errors import ProtocolError
+from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
 OBJECT_OVERHEAD = 320
@@ -27,12 +27,21 @@ _MAX_CONTROL_LINE = 1 << 20
 
 @dataclass(slots=True)
 class Received:
-    """Messages as they came, one list per column; `headers` holds raw header blocks, b"" for none. Sizes in bytes."""
+    """Messages as they came, one list per column; `headers` holds raw header blocks, b"" for none.
+
+    `size` is the bytes of headers and payloads together.
+    """
 
     subjects: list[bytes] = field(default_factory=list)
     replies: list[bytes] = field(default_factory=list)
     headers: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    @property
+    def memory(self) -> int:
+        """Bytes held, with what the Python objects cost."""
+        return self.size + len(self.payloads) * OBJECT_OVERHEAD
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -43,31 +52,46 @@ class Received:
         self.replies += other.replies
         self.headers += other.headers
         self.payloads += other.payloads
+        self.size += other.size
+
+    def split(self, count: int) -> tuple[Received, Received]:
+        """The first `count` messages, and the others."""
+        parts = []
+        for part in (slice(count), slice(count, None)):
+            columns = (self.subjects[part], self.replies[part], self.headers[part], self.payloads[part])
+            parts.append(Received(*columns, size=sum(map(len, columns[2])) + sum(map(len, columns[3]))))
+        return parts[0], parts[1]
+
+
+def _ignore(subject: bytes, headers: bytes) -> None:
+    """Leave a status alone."""
 
 
 class Inbox:
     """What one subscription received and nobody took yet.
 
     `on_status(subject, header_block)` is called at once for frames without a reply subject: the server's statuses.
-    `bytes` counts header and payload bytes of `rows`; `total` and `total_bytes` of everything ever received.
+    `total` and `total_bytes` count everything ever received.
     """
 
-    __slots__ = ("bytes", "on_data", "on_status", "rows", "total", "total_bytes")
+    __slots__ = ("on_data", "on_status", "rows", "total", "total_bytes")
 
-    def __init__(self, on_data: Callable[[], None], on_status: Callable[[bytes, bytes], None]) -> None:
+    def __init__(self, on_data: Callable[[], None]) -> None:
         self.on_data = on_data
-        self.on_status = on_status
+        self.on_status: Callable[[bytes, bytes], None] = _ignore
         self.rows = Received()
-        self.bytes = self.total = self.total_bytes = 0
+        self.total = self.total_bytes = 0
 
-    def take(self) -> Received:
-        """Everything received since the last call."""
-        rows, self.rows, self.bytes = self.rows, Received(), 0
-        return rows
+    def take(self, memory: int) -> Received:
+        """What was received since the last call, in about `memory` bytes; the rest stays for the next call."""
+        taken, self.rows = self.rows, Received()
+        if taken.memory > memory and len(taken) > 1:
+            taken, self.rows = taken.split(max(1, len(taken) * memory // taken.memory))
+        return taken
 
     def count(self, messages: int, size: int) -> None:
         """Account for `messages` rows just appended, of `size` bytes together."""
-        self.bytes += size
+        self.rows.size += size
         self.total += messages
         self.total_bytes += size
         self.on_data()
@@ -88,8 +112,9 @@ class Inbox:
 class Connection(Client):
     """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects."""
 
-    def __init__(self, *, fast: bool = True) -> None:
+    def __init__(self, *, fast: bool = True, require_tls: bool = False) -> None:
         super().__init__()
+        self._require_tls = require_tls
         self.inboxes: dict[int, Inbox] = {}
         self.fast = fast and supported()
         if self.fast:
@@ -98,6 +123,14 @@ class Connection(Client):
     def register(self, sid: int, inbox: Inbox) -> None:
         """From now on, messages of subscription `sid` go to `inbox`."""
         self.inboxes[sid] = inbox
+
+    def _connect_command(self) -> bytes:
+        """The CONNECT line, which carries the credentials: never sent in the clear when TLS was asked for."""
+        server = self._current_server
+        secure = self._server_info.get("tls_required") or self.options["tls_handshake_first"]
+        if self._require_tls and not secure and (server is None or server.uri.scheme != "wss"):
+            raise Error("nats: TLS is configured, but the server does not offer it")
+        return super()._connect_command()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         inbox = self.inboxes.get(sid)

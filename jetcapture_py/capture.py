@@ -1,0 +1,218 @@
+"""The pipeline: pull → decode → route → block → store → ack. Read it top to bottom; it is all of it.
+
+Promise: a message is acknowledged only after the object that holds it is durably stored. `_acknowledge` is the one
+place that acks, and it only ever sees blocks that `_store` has stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from jetcapture_py import upkeep
+from jetcapture_py.batch import Decoder
+from jetcapture_py.block import Block, Blocks, SealRules
+from jetcapture_py.config import Config
+from jetcapture_py.decode import make_decoder
+from jetcapture_py.encode import EncodedBlock, Encoder
+from jetcapture_py.errors import DrainError, PermanentStoreError
+from jetcapture_py.log import event
+from jetcapture_py.prepare import Preparer
+from jetcapture_py.route import KeyFunction, TemplateKey
+from jetcapture_py.source import Source
+from jetcapture_py.stats import Stats
+from jetcapture_py.store import Store, open_store
+from jetcapture_py.wire import Received
+
+log = logging.getLogger("jetcapture.capture")
+T = TypeVar("T")
+OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
+
+ACK_ATTEMPTS = 5
+FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
+PREPARING_COPIES = 3
+"""A batch in preparation lies in memory as received, as columns, and as routed columns."""
+
+
+class Capture:
+    """One replica. `run` captures until `stop` is set; everything may be replaced by an object of the user's own.
+
+    `on_stored(block, location)` is awaited after a block is stored and before its messages are acknowledged.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        decoder: Decoder | None = None,
+        key: KeyFunction | None = None,
+        store: Store | None = None,
+        on_stored: OnStored | None = None,
+    ) -> None:
+        block, source, limits = config.block, config.source, config.limits
+        self.config = config
+        self.stats = Stats()
+        largest = min(block.max_bytes, limits.memory // 4)
+        self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
+        self.source = Source(config, held=lambda: self.memory, unacked=lambda: self.unacked)
+        self.store = store or open_store(config.store.url, config.store.options)
+        self.prepare = Preparer(
+            stream=source.stream,
+            consumer=source.consumer,
+            decoder=decoder or make_decoder(config.decode),
+            key=key or TemplateKey(config.key),
+            interval=int(block.interval),
+            keep_payload=config.decode.keep_payload,
+        )
+        self.encoder = Encoder(stream=source.stream, interval=int(block.interval), compression=block.compression)
+        self.on_stored = on_stored
+        self.preparing = Received()
+        self.encoded_bytes = 0
+        self.opened = self.draining = False
+        self.sealed: asyncio.Queue[Block] = asyncio.Queue()
+        self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
+        self.progress = asyncio.Event()
+        self._decoding = ThreadPoolExecutor(1, "decode")
+        self._storing = ThreadPoolExecutor(config.store.concurrency, "store")
+
+    @property
+    def memory(self) -> int:
+        """Bytes held by everything after reception."""
+        return self.blocks.memory.bytes + self.preparing.memory * PREPARING_COPIES + self.encoded_bytes
+
+    @property
+    def unacked(self) -> int:
+        """Messages received and not acknowledged."""
+        return self.source.waiting + len(self.preparing) + self.blocks.unacked
+
+    async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
+        """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
+        await self.source.open()
+        self.opened = True
+        try:
+            await self._in(self._storing, self.store.probe)
+            self.encoder = self.encoder.for_stream(self.source.stream_created, self.source.consumer)
+            async with asyncio.TaskGroup() as tasks:
+                side = [tasks.create_task(work) for work in upkeep.tasks(self, stop, until_caught_up=until_caught_up)]
+                side += [tasks.create_task(self._store()) for _ in range(self.config.store.concurrency)]
+                side += [tasks.create_task(self._acknowledge()), tasks.create_task(self.source.pull())]
+                intake = tasks.create_task(self._intake())
+                stopped = tasks.create_task(stop.wait())
+                await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                await self._drain(intake)
+                for task in side:
+                    task.cancel()
+        finally:
+            await self.source.give_back(upkeep.held_replies(self))
+            await self.source.close()
+            self._decoding.shutdown(wait=False)
+            self._storing.shutdown(wait=False)
+        if self.source.failure is not None:
+            raise self.source.failure
+
+    async def _intake(self) -> None:
+        """Received messages become rows of open blocks; blocks that are full, or too much together, are sealed."""
+        while (received := await self.source.receive()) is not None:
+            self.preparing = received
+            prepared = await self._in(self._decoding, self.prepare, received)
+            now = asyncio.get_running_loop().time()
+            self.send(self.blocks.add(prepared.rows, prepared.runs, now))
+            self.send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
+            self.preparing = Received()
+            upkeep.count(self.stats, prepared)
+            upkeep.relieve(self)
+            while self.sealed.qsize() > self.config.store.concurrency * 2 and not self.draining:
+                await self._progress()  # meanwhile messages gather at the source, so that the next blocks are larger
+
+    def send(self, blocks: list[Block]) -> None:
+        """Hand sealed blocks to the store."""
+        for block in blocks:
+            self.stats.sealed_by[block.sealed_by] += 1
+            self.sealed.put_nowait(block)
+
+    async def _store(self) -> None:
+        """Sealed blocks become objects. A block is held until its object is stored, however often that fails."""
+        while True:
+            block = await self.sealed.get()
+            encoded = await self._in(self._storing, self._encode, block.id, block.sealed_by, block.batches())
+            block.release()
+            self.encoded_bytes += encoded.data.size
+            location = await self._put(encoded)
+            self.encoded_bytes -= encoded.data.size
+            if self.on_stored is not None:
+                await self.on_stored(encoded, location)
+            self.stored.put_nowait((block, encoded))
+            self.source.nudge()
+            self.progress.set()
+
+    def _encode(self, *block: Any) -> EncodedBlock:
+        try:
+            return self.encoder.encode(*block)
+        except Exception as error:
+            event(log, logging.ERROR, "block.quarantined", error=error)
+            return self.encoder.salvage(block[0], block[2], error)
+
+    async def _put(self, encoded: EncodedBlock) -> str:
+        loop, delay, failed = asyncio.get_running_loop(), FIRST_RETRY, 0
+        began = loop.time()
+        while True:
+            try:
+                location = await self._in(self._storing, self.store.put, encoded.name, encoded.data)
+            except Exception as error:
+                failed += 1
+                self.stats.store_errors += 1
+                level = logging.ERROR if isinstance(error, PermanentStoreError) else logging.WARNING
+                event(log, level, "store.failed", error=error, attempt=failed, object=encoded.name.path)
+                if loop.time() - began >= self.config.store.retry_for:
+                    raise
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+                delay = min(delay * 2, LONGEST_RETRY)
+            else:
+                if failed:
+                    event(log, logging.INFO, "store.recovered", attempts=failed + 1, object=encoded.name.path)
+                return location
+
+    async def _acknowledge(self) -> None:
+        """Stored blocks are acknowledged, all that are there at once. Nothing else in this program acknowledges."""
+        while True:
+            stored = [await self.stored.get()]
+            while not self.stored.empty():
+                stored.append(self.stored.get_nowait())
+            replies = [reply for block, _ in stored for reply in block.replies()]
+            for _ in range(ACK_ATTEMPTS):
+                await self.source.until_connected()
+                if await self.source.ack(replies):
+                    break
+                self.stats.unconfirmed_acks += 1
+            for block, _ in stored:
+                self.blocks.forget(block)
+            upkeep.report(self, stored)
+            self.progress.set()
+
+    async def _drain(self, intake: asyncio.Task[None]) -> None:
+        """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`."""
+        self.draining = True
+        self.progress.set()
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                await self.source.stop()
+                await intake
+                self.send(self.blocks.seal_all("drain"))
+                while self.blocks.unacked:
+                    await self._progress()
+        except TimeoutError:
+            raise DrainError(
+                f"drain_timeout: {self.unacked} messages were not stored in time and are given back"
+            ) from None
+
+    async def _progress(self) -> None:
+        self.progress.clear()
+        await self.progress.wait()
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

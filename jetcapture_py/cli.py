@@ -1,0 +1,88 @@
+"""The commands. Errors become one clear line and an exit code: 0 done, 1 runtime failure, 2 wrong configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jetcapture_py.errors import ConfigError, JetcaptureError
+
+app = typer.Typer(
+    name="jetcapture",
+    help="Keeps NATS JetStream streams as Parquet in object storage, and acknowledges only what is stored.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except ConfigError as error:
+        for problem in error.problems:
+            typer.echo(f"jetcapture: {problem}", err=True)
+        sys.exit(2)
+    except JetcaptureError as error:
+        typer.echo(f"jetcapture: {error}", err=True)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"jetcapture {version('jetcapture')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Keeps NATS JetStream streams as Parquet in object storage, and acknowledges only what is stored."""
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    until_caught_up: Annotated[
+        bool,
+        typer.Option("--until-caught-up", help="Stop, drained, once nothing is pending and nothing unacknowledged."),
+    ] = False,
+) -> None:
+    """Capture until SIGTERM or SIGINT, which drain; a second one stops at once."""
+    from jetcapture_py import daemon, log
+    from jetcapture_py.config import load
+
+    settings = load(config)
+    log.setup(settings.log.format, settings.log.level)
+    raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the configuration file, for editors."""
+    from jetcapture_py.config import schema as config_schema
+
+    typer.echo(json.dumps(config_schema(), indent=2))
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to leave the archive; by default a new directory.")
+    ] = None,
+    messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
+) -> None:
+    """Start a NATS server, publish orders, capture, query and replay them, and show each step."""
+    from jetcapture_py import demo as demonstration
+
+    raise typer.Exit(demonstration.run(directory, messages))

@@ -1,0 +1,202 @@
+"""From received frames to routed rows: assemble, decode, route. CPU-bound, no I/O: it runs in a worker thread.
+
+One message's fault is its own: what cannot be read, decoded or routed becomes a row of the quarantine, with the
+reason and the raw bytes, and its neighbours never notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py import layout
+from jetcapture_py.assemble import assemble
+from jetcapture_py.batch import Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.route import KeyFunction, Run, buckets, group
+from jetcapture_py.wire import Received
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them."""
+
+    rows: pa.RecordBatch
+    runs: Sequence[Run]
+    quarantine: pa.RecordBatch
+    quarantine_runs: Sequence[Run]
+    messages: int
+    redelivered: int
+    strays: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparer:
+    """Prepares batches of one consumer; `interval` is the block interval in seconds."""
+
+    stream: str
+    consumer: str
+    decoder: Decoder
+    key: KeyFunction
+    interval: int
+    keep_payload: bool
+
+    def __call__(self, received: Received) -> Prepared:
+        """Decode and route everything in `received`."""
+        assembled = assemble(self.stream, self.consumer, received)
+        batch = assembled.batch
+        failures = {failure.index: failure for failure in assembled.failures}
+        good = _without(len(batch), failures)
+        readable = batch if good is None else _take(batch, good)
+        decoded = decode_each(self.decoder, readable)
+        for failure in decoded.failures:
+            index = failure.index if good is None else int(good[failure.index])
+            failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
+        messages, fields = decoded.messages, decoded.fields
+        rows = readable if messages is None else _take(readable, messages)
+        sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
+        sources = sources if good is None else good.to_numpy()[sources]
+        keys, keyed = self._keys(rows, fields)
+        if keyed is not None:
+            for index, error in keyed.items():
+                failures[int(sources[index])] = Failure(index=int(sources[index]), stage="key", error=error)
+            mask = pa.array(~np.isin(sources, list(failures)))
+            rows = MessageBatch(stream=self.stream, rows=rows.rows.filter(mask))
+            keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
+            messages = messages.filter(mask) if messages is not None else None
+        starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
+        table, runs = group(self._columns(rows.rows, fields, messages), keys, starts)
+        quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
+        delivered = batch.column(layout.DELIVERED)
+        return Prepared(
+            rows=table,
+            runs=runs,
+            quarantine=quarantine,
+            quarantine_runs=quarantine_runs,
+            messages=len(batch),
+            redelivered=int(pc.sum(pc.greater(delivered, 1)).as_py() or 0),
+            strays=assembled.strays,
+        )
+
+    def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
+        """Envelope and decoded fields in one batch."""
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if not self.keep_payload:
+            del columns[layout.PAYLOAD]
+        if messages is not None and len(messages) > 1:
+            origin = messages.to_numpy()
+            if (np.diff(origin) == 0).any():
+                first = np.searchsorted(origin, origin, side="left")
+                columns[layout.ROW] = pa.array(np.arange(len(origin)) - first, pa.int32())
+        if fields.num_columns:
+            columns.update(zip(fields.schema.names, fields.columns, strict=True))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str] | None]:
+        """The key of every row, and by row why it cannot be one."""
+        try:
+            keys = self.key(rows, fields)
+        except Exception as error:
+            if len(rows) == 1:
+                return pa.nulls(1, pa.string()), {0: one_line(error)}
+            wrong: dict[int, str] = {}
+            parts = []
+            for index in range(len(rows)):
+                key, errors = self._keys(rows.slice(index, 1), fields.slice(index, 1) if fields.num_columns else fields)
+                parts.append(key)
+                wrong.update(dict.fromkeys([index], next(iter(errors.values()))) if errors else {})
+            return pa.concat_arrays(parts), wrong or None
+        suspects = np.flatnonzero(pc.fill_null(pc.binary_length(keys), 0).to_numpy() * 3 > layout.MAX_KEY_BYTES)
+        too_long = {}
+        for index in suspects.tolist():
+            size = len(layout.escape_key(keys[index].as_py()).encode())
+            if size > layout.MAX_KEY_BYTES:
+                too_long[index] = (
+                    f"the key is {size} bytes long as a directory name; {layout.MAX_KEY_BYTES} are allowed"
+                )
+        return keys, too_long or None
+
+    def _quarantine(
+        self, batch: MessageBatch, failures: Iterable[Failure], raw_headers: dict[int, bytes]
+    ) -> tuple[pa.RecordBatch, Sequence[Run]]:
+        found = sorted(failures, key=lambda failure: failure.index)
+        rows = batch.rows.take(pa.array([failure.index for failure in found], pa.int32()))
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns[layout.STAGE] = pa.array([failure.stage for failure in found], pa.string())
+        columns[layout.ERROR] = pa.array([failure.error for failure in found], pa.string())
+        columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
+        starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
+        return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
+
+
+def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
+    """Decode a batch; should the decoder raise, or lose count, each message alone, so that only its own fault tells."""
+    try:
+        decoded = decoder.decode(batch)
+        if _complete(decoded, len(batch)):
+            return decoded
+        problem = "the decoder gave neither a row nor an error for this message"
+    except Exception as error:
+        problem = one_line(error)
+    if len(batch) == 1:
+        return Decoded(
+            fields=pa.RecordBatch.from_arrays([], names=[]),
+            messages=pa.array([], pa.int32()),
+            failures=(Failure(index=0, stage="decode", error=problem),),
+        )
+    from jetcapture_py.decode.unify import conform, unify
+
+    parts = [decode_each(decoder, batch.slice(index, 1)) for index in range(len(batch))]
+    failures = tuple(
+        Failure(index=index, stage=failure.stage, error=failure.error)
+        for index, part in enumerate(parts)
+        for failure in part.failures
+    )
+    kept = [(index, part.fields) for index, part in enumerate(parts) if not part.failures]
+    rows = [max(fields.num_rows, 1) if fields.num_columns == 0 else fields.num_rows for _, fields in kept]
+    messages = pa.array(np.repeat([index for index, _ in kept], rows).astype(np.int32))
+    if not any(fields.num_columns for _, fields in kept):
+        return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]), messages=messages, failures=failures)
+    schema = unify([fields.schema for _, fields in kept])
+    table = pa.Table.from_batches([conform(fields, schema) for _, fields in kept], schema).combine_chunks()
+    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures)
+
+
+def _complete(decoded: Decoded, count: int) -> bool:
+    """Whether every message gave rows or an error, as `Decoded` promises."""
+    rows = decoded.fields.num_rows if decoded.fields.num_columns else None
+    if decoded.messages is None:
+        return not decoded.failures and rows in (None, count)
+    origins = decoded.messages.to_numpy()
+    failed = [failure.index for failure in decoded.failures]
+    if rows not in (None, len(origins)) or (np.diff(origins) < 0).any():
+        return False
+    seen = np.zeros(count, bool)
+    if len(origins) and not 0 <= origins.min() <= origins.max() < count:
+        return False
+    if any(not 0 <= index < count for index in failed):
+        return False
+    seen[origins] = True
+    if seen[failed].any():
+        return False
+    seen[failed] = True
+    return bool(seen.all())
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 300 characters, without control characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)[:300]
+
+
+def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:
+    if not failures:
+        return None
+    return pa.array([index for index in range(count) if index not in failures], pa.int32())
+
+
+def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
+    return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))

@@ -1,0 +1,368 @@
+"""Receives from a durable pull consumer: overlapping pulls, credit, heartbeats, statuses, acknowledgements.
+
+A few *lanes* each have a subscription of their own and at most one pull under way, so it is always known how much
+every pull may still bring. No credit, no pull: that is the backpressure. All replicas share the consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import nats.errors
+import pyarrow as pa
+
+from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
+from jetcapture_py.config import Config
+from jetcapture_py.connect import Api, UnavailableError, connect
+from jetcapture_py.errors import SourceError
+from jetcapture_py.log import event
+from jetcapture_py.statuses import Reaction, Status, parse_status
+from jetcapture_py.wire import Connection, Inbox, Received
+
+log = logging.getLogger("jetcapture.source")
+
+LANES = 3
+HEARTBEAT = 5.0
+"""Seconds of silence after which the server confirms that a pull is alive; after two and a half of them it is not."""
+EXPIRES = 30.0
+PULL_BYTES = 32 << 20
+"""Most bytes one pull asks for."""
+ENOUGH = 4096
+LINGER = 0.1
+"""A batch is handed on when it has `ENOUGH` messages, or so many seconds after its first one."""
+PAUSE = 0.5
+CONFIRM_TIMEOUT = 5.0
+FRAME_OVERHEAD = 64 << 10
+CONNECT_PATIENCE = 20.0
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A subscription and the pull under way on it; `batch` and `max_bytes` are what the pull asked for."""
+
+    subject: str
+    inbox: Inbox
+    pull: int = 0
+    active: bool = False
+    batch: int = 0
+    max_bytes: int = 0
+    start: int = 0
+    start_bytes: int = 0
+    heard: float = 0.0
+    not_before: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Messages that the pull may still bring."""
+        return max(0, self.batch - (self.inbox.total - self.start)) if self.active else 0
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that the pull may still bring."""
+        return max(0, self.max_bytes - (self.inbox.total_bytes - self.start_bytes)) if self.left else 0
+
+
+class Source:
+    """The consumer's messages; `memory` is the budget in bytes.
+
+    `held` says how many bytes the rest of the pipeline holds, `unacked` how many messages this process does.
+    """
+
+    def __init__(
+        self, config: Config, *, held: Callable[[], int], unacked: Callable[[], int], fast: bool = True
+    ) -> None:
+        self.config = config
+        self.stream, self.consumer = config.source.stream, config.source.consumer
+        self.memory = config.limits.memory
+        self.failure: SourceError | None = None
+        self.reconnects = 0
+        self.stream_created = ""
+        self._held, self._unacked = held, unacked
+        self._others = 0
+        self._fast = fast
+        self._lanes: list[Lane] = []
+        self._wake = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._stopping = self._closing = False
+        self._last_data = 0.0
+
+    # ------------------------------------------------------------------ life
+
+    async def open(self) -> None:
+        """Connect, find or create the consumer, subscribe. Raises SourceError."""
+        self._loop = asyncio.get_running_loop()
+        self._client: Connection = await connect(
+            self.config.nats,
+            f"jetcapture {self.stream}/{self.consumer}",
+            on_disconnected=self._disconnected,
+            on_reconnected=self._reconnected,
+            on_closed=self._closed,
+            on_error=self._errored,
+            patience=CONNECT_PATIENCE,
+            fast=self._fast,
+        )
+        self._api = Api(self._client, self.config.nats.domain)
+        try:
+            self.state: ConsumerState = await ensure_consumer(self._api, self.config.source)
+            self.stream_created = await stream_created(self._api, self.stream)
+        except UnavailableError as error:
+            raise SourceError(str(error)) from error
+        for name, wanted, actual in differences(self.config.source, self.state):
+            event(log, logging.WARNING, "consumer.differs", setting=name, configured=wanted, actual=actual)
+        if self.state.config.get("max_deliver", -1) > 0:
+            event(log, logging.WARNING, "consumer.max_deliver", max_deliver=self.state.config["max_deliver"])
+        for _ in range(LANES):
+            subject = self._client.new_inbox()
+            lane = Lane(subject, Inbox(self._on_data))
+            lane.inbox.on_status = self._status_handler(lane)
+            subscription = await self._client.subscribe(f"{subject}.*")
+            self._client.register(subscription._id, lane.inbox)
+            self._lanes.append(lane)
+        if not self._client.fast:
+            event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
+
+    async def stop(self) -> None:
+        """Pull no more. What the server has sent already is still received."""
+        self._stopping = True
+        self._wake.set()
+        try:
+            for lane in self._lanes:
+                await self._client.write(b"".join(b"UNSUB %d\r\n" % sid for sid in self._sids(lane)))
+            await self._client.flush(2)
+        except (nats.errors.Error, OSError, TimeoutError):
+            pass  # not connected: nothing more can come
+        self._ready.set()
+        self._enough.set()
+
+    def _sids(self, lane: Lane) -> list[int]:
+        return [sid for sid, inbox in self._client.inboxes.items() if inbox is lane.inbox]
+
+    async def close(self) -> None:
+        """Flush what was written and close the connection."""
+        self._closing = True
+        client = getattr(self, "_client", None)
+        if client is None:
+            return
+        try:
+            if client.is_connected:
+                await client.flush(2)
+            await asyncio.wait_for(client.close(), 5)
+        except (nats.errors.Error, OSError, TimeoutError):
+            pass  # the server is gone: there is nobody to say good-bye to
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up."""
+        return bool(self._client.is_connected)
+
+    async def until_connected(self) -> None:
+        """Wait for the connection to come back, unless it never will."""
+        while not self.connected and self.failure is None:  # noqa: ASYNC110  nats-py has no event to wait for
+            await asyncio.sleep(PAUSE / 5)
+
+    def fail(self, error: SourceError) -> None:
+        """No more messages will come, and this is why."""
+        if self.failure is None:
+            self.failure = error
+            self._stopping = True
+            self._wake.set()
+            self._ready.set()
+            self._enough.set()
+
+    async def _disconnected(self) -> None:
+        if not self._closing:
+            event(log, logging.WARNING, "nats.disconnected")
+
+    async def _reconnected(self) -> None:
+        self.reconnects += 1
+        event(log, logging.INFO, "nats.reconnected")
+        for lane in self._lanes:
+            lane.active, lane.not_before = False, 0.0  # pulls die with their connection
+        self._wake.set()
+
+    async def _closed(self) -> None:
+        if not self._closing:
+            reason = self._client.last_error
+            self.fail(SourceError(f"the connection to NATS was closed for good: {reason or 'by the server'}"))
+
+    async def _errored(self, error: Exception) -> None:
+        event(log, logging.WARNING, "nats.error", error=error)
+
+    # ------------------------------------------------------------------ receiving
+
+    @property
+    def waiting(self) -> int:
+        """Messages received and not taken yet."""
+        return sum(len(lane.inbox.rows) for lane in self._lanes)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What those hold in memory."""
+        return sum(lane.inbox.rows.memory for lane in self._lanes)
+
+    def waiting_replies(self) -> list[bytes]:
+        """Their ack subjects."""
+        return [reply for lane in self._lanes for reply in lane.inbox.rows.replies]
+
+    def idle_for(self) -> float:
+        """Seconds since the last message came."""
+        return self._loop.time() - self._last_data
+
+    async def receive(self) -> Received | None:
+        """The next messages; None once stopped and everything received was handed out."""
+        await self._ready.wait()
+        if self.waiting < ENOUGH and not self._stopping:
+            self._enough.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._enough.wait(), LINGER)
+        received = Received()
+        for lane in self._lanes:
+            received.extend(lane.inbox.take(self.memory // 8 // LANES))
+        if not self._stopping and not self.waiting:
+            self._ready.clear()
+        return received if received or not self._stopping else None
+
+    def _on_data(self) -> None:
+        self._last_data = self._loop.time()
+        for lane in self._lanes:
+            if lane.active and not lane.left:
+                lane.active = False
+                self._wake.set()
+        self._ready.set()
+        if self.waiting >= ENOUGH:
+            self._enough.set()
+
+    def _status_handler(self, lane: Lane) -> Callable[[bytes, bytes], None]:
+        def handle(subject: bytes, block: bytes) -> None:
+            status = parse_status(block)
+            lane.heard = self._loop.time()
+            current = lane.active and subject.rsplit(b".", 1)[-1] == b"%d" % lane.pull
+            if status.reaction is Reaction.ALIVE or not current:
+                return
+            lane.active = False
+            self._react(lane, status)
+            self._wake.set()
+
+        return handle
+
+    def _react(self, lane: Lane, status: Status) -> None:
+        if status.reaction is Reaction.FATAL:
+            where = f"consumer {self.consumer} of stream {self.stream}"
+            self.fail(SourceError(f"{where} can no longer be pulled from: {status.code} {status.text}"))
+        elif status.reaction is not Reaction.PULL_AGAIN:
+            lane.not_before = self._loop.time() + PAUSE
+            event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
+
+    # ------------------------------------------------------------------ pulling
+
+    async def pull(self) -> None:
+        """Keep the lanes busy as far as there is credit, until stopped."""
+        while not self._stopping:
+            self._wake.clear()
+            now = self._loop.time()
+            for lane in self._lanes:
+                if lane.active and now - max(lane.heard, self._last_data) > HEARTBEAT * 2.5:
+                    event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
+                    lane.active = False
+                if not lane.active and now >= lane.not_before and self._client.is_connected:
+                    await self._issue(lane, now)
+            try:
+                await asyncio.wait_for(self._wake.wait(), PAUSE)
+            except TimeoutError:
+                continue
+
+    def nudge(self) -> None:
+        """Memory has been freed: there may be credit again."""
+        if any(not lane.active for lane in self._lanes):
+            self._wake.set()
+
+    async def _issue(self, lane: Lane, now: float) -> None:
+        size = self._credit()
+        if not size:
+            return
+        batch = self.config.source.batch
+        if lane.pull == 0:  # of different size at first, so that later the lanes run out one after another
+            batch = max(1, batch * (self._lanes.index(lane) + 1) // len(self._lanes))
+        state = self.state
+        batch = min(batch, state.max_batch) if state.max_batch else batch
+        expires = min(EXPIRES, state.max_expires) if state.max_expires else EXPIRES
+        heartbeat = min(HEARTBEAT, expires / 2)
+        lane.pull += 1
+        lane.active, lane.batch, lane.max_bytes = True, batch, size
+        lane.start, lane.start_bytes, lane.heard = lane.inbox.total, lane.inbox.total_bytes, now
+        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
+            batch,
+            size,
+            int(expires * 1e9),
+            int(heartbeat * 1e9),
+        )
+        target = f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        reply = f"{lane.subject}.{lane.pull}"
+        await self._client.write(b"PUB %s %s %d\r\n%s\r\n" % (target.encode(), reply.encode(), len(body), body))
+
+    def _credit(self) -> int:
+        """Bytes that a further pull may ask for, or 0."""
+        smallest = self._client.max_payload + FRAME_OVERHEAD
+        outstanding = sum(lane.left_bytes for lane in self._lanes)
+        used = self._held() + self.waiting_bytes + outstanding
+        wanted = max(smallest, min(PULL_BYTES, self.memory // 8))
+        if self.state.max_bytes:
+            wanted = min(wanted, self.state.max_bytes)
+        free = self.memory - used
+        if free >= wanted or used == 0:
+            return wanted
+        return smallest if free >= smallest else 0
+
+    # ------------------------------------------------------------------ the consumer
+
+    async def refresh(self) -> bool:
+        """Ask the server for the consumer's state; False when nobody answers just now."""
+        try:
+            self.state = await get_consumer(self._api, self.stream, self.consumer)
+            self._others = max(0, self.state.unacked - self._unacked())
+        except UnavailableError as error:
+            event(log, logging.DEBUG, "consumer.unavailable", error=error)
+            return False
+        except SourceError as error:
+            self.fail(error)
+            return False
+        return True
+
+    @property
+    def unacked_limit(self) -> int:
+        """How many messages this replica may hold: the consumer's limit less what other replicas hold."""
+        return max(1, self.state.max_ack_pending - self._others)
+
+    async def ack(self, replies: Sequence[pa.BinaryArray]) -> bool:
+        """Acknowledge stored messages in bulk, the last one confirmed by the server; whether it was.
+
+        Acks on one connection are processed in order, so the last one's confirmation stands for all.
+        """
+        subjects = [reply for array in replies for reply in array.to_pylist()]
+        reconnects = self.reconnects
+        await self._send(subjects[:-1], b"+ACK")
+        try:
+            await self._client.request(subjects[-1].decode(), b"+ACK", timeout=CONFIRM_TIMEOUT)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            event(log, logging.WARNING, "ack.unconfirmed", messages=len(subjects), error=error)
+            return False
+        return reconnects == self.reconnects
+
+    async def keep_alive(self, replies: Sequence[bytes]) -> None:
+        """Tell the server that these messages are still being worked on."""
+        await self._send(replies, b"+WPI")
+
+    async def give_back(self, replies: Sequence[bytes]) -> None:
+        """Have these messages delivered again, to whoever pulls next."""
+        await self._send(replies, b"-NAK")
+
+    async def _send(self, replies: Sequence[bytes], body: bytes) -> None:
+        """Publish a four-byte body to every ack subject."""
+        if replies and self._client.is_connected:
+            separator = b" 4\r\n" + body + b"\r\nPUB "
+            await self._client.write(b"PUB " + separator.join(replies) + b" 4\r\n" + body + b"\r\n")

@@ -1,0 +1,144 @@
+"""What goes on beside the pipeline: sealing by age and pressure, keeping messages alive, watching the consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from jetcapture_py.log import event
+
+if TYPE_CHECKING:
+    from jetcapture_py.block import Block
+    from jetcapture_py.capture import Capture
+    from jetcapture_py.encode import EncodedBlock
+    from jetcapture_py.prepare import Prepared
+    from jetcapture_py.stats import Stats
+
+log = logging.getLogger("jetcapture.capture")
+
+TICK = 0.1
+POLL = 1.0
+STALLED = 0.1
+"""Without a message for so many seconds, while many are held, the consumer's limit may have been reached."""
+KEEP_ALIVE_PER_WAIT = 3
+CATCH_UP_POLL = 0.2
+
+
+def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
+    """The side tasks of a capture, each to run until it is cancelled."""
+    work = [_seal_by_age(capture), _keep_alive(capture), _watch(capture)]
+    return [*work, _catch_up(capture, stop)] if until_caught_up else work
+
+
+def relieve(capture: Capture) -> None:
+    """Seal the largest blocks when more than half of a budget lies open, so that the other half can be stored."""
+    blocks, limits = capture.blocks, capture.config.limits
+    rows = blocks.rows - capture.source.unacked_limit // 2
+    size = blocks.bytes - limits.memory // 2
+    count = blocks.open - limits.open_blocks
+    if rows > 0 or size > 0 or count > 0:
+        capture.send(
+            blocks.seal_most(
+                rows=rows + capture.source.unacked_limit // 8 if rows > 0 else 0,
+                size=size + limits.memory // 8 if size > 0 else 0,
+                blocks=count + limits.open_blocks // 8 if count > 0 else 0,
+            )
+        )
+
+
+def held_replies(capture: Capture) -> list[bytes]:
+    """The ack subjects of every message that was received and not acknowledged."""
+    replies = [*capture.source.waiting_replies(), *capture.preparing.replies]
+    for block in capture.blocks:
+        for array in block.replies():
+            replies += array.to_pylist()
+    return replies
+
+
+def count(stats: Stats, prepared: Prepared) -> None:
+    """Count a batch that has been put into blocks."""
+    stats.received += prepared.messages
+    stats.redelivered += prepared.redelivered
+    stats.strays += prepared.strays
+    stats.quarantined += prepared.quarantine.num_rows
+    if prepared.strays:
+        event(log, logging.WARNING, "receive.strays", frames=prepared.strays)
+    if prepared.quarantine.num_rows:
+        first = prepared.quarantine.slice(0, 1).to_pylist()[0]
+        event(
+            log,
+            logging.WARNING,
+            "messages.quarantined",
+            messages=prepared.quarantine.num_rows,
+            first_seq=first["_nats_seq"],
+            first_stage=first["stage"],
+            first_error=first["error"],
+        )
+
+
+def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]]) -> None:
+    """Count and log blocks that are stored and acknowledged."""
+    stats = capture.stats
+    messages = sum(encoded.messages for _, encoded in stored)
+    rows = sum(encoded.name.rows for _, encoded in stored)
+    size = sum(encoded.data.size for _, encoded in stored)
+    stats.stored_blocks += len(stored)
+    stats.stored_messages += messages
+    stats.stored_rows += rows
+    stats.stored_bytes += size
+    stats.acked += sum(block.rows for block, _ in stored)
+    reasons = ",".join(sorted({block.sealed_by for block, _ in stored}))
+    fields: dict[str, Any] = {
+        "blocks": len(stored),
+        "messages": messages,
+        "rows": rows,
+        "bytes": size,
+        "sealed_by": reasons,
+    }
+    if len(stored) == 1:
+        fields["object"] = stored[0][1].name.path
+    event(log, logging.INFO, "blocks.stored", **fields)
+
+
+async def _seal_by_age(capture: Capture) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(TICK)
+        capture.send(capture.blocks.seal_due(loop.time()))
+        relieve(capture)
+        capture.source.nudge()
+
+
+async def _keep_alive(capture: Capture) -> None:
+    while True:
+        await asyncio.sleep(capture.source.state.ack_wait / KEEP_ALIVE_PER_WAIT)
+        replies = held_replies(capture)
+        await capture.source.keep_alive(replies)
+
+
+async def _watch(capture: Capture) -> None:
+    """Know the consumer's limits and how much other replicas hold; at once when messages stop coming."""
+    loop, source = asyncio.get_running_loop(), capture.source
+    last = 0.0
+    while True:
+        await asyncio.sleep(TICK)
+        held = capture.unacked
+        stalled = source.idle_for() > STALLED and held > source.unacked_limit // 8
+        if loop.time() - last >= (POLL / 5 if stalled else POLL if held else POLL * 5):
+            await source.refresh()
+            last = loop.time()
+
+
+async def _catch_up(capture: Capture, stop: asyncio.Event) -> None:
+    """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
+    while True:
+        await asyncio.sleep(CATCH_UP_POLL)
+        if capture.source.waiting or capture.preparing or not await capture.source.refresh():
+            continue
+        state = capture.source.state
+        if state.pending == 0 and state.unacked == 0 and capture.unacked == 0:
+            stop.set()
+        elif state.pending == 0:
+            capture.send(capture.blocks.seal_all("caught_up"))
