@@ -1,0 +1,141 @@
+"""Log lines: a stable event name and fields, one line each, as text for people or JSON for machines.
+
+    2026-01-31T12:00:00.123Z INFO block.stored key=eu rows=5000
+    {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "block.stored", "key": "eu", "rows": 5000}
+
+No value can begin a line of its own or move a terminal's cursor: what is not printable is escaped. Exceptions are one
+line without a traceback. Lines of libraries come through as the event `library.log` from warnings on, and Python's
+warnings as `python.warning`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from jetcapture_py.units import escaped
+
+ROOTS = ("jetcapture", "jetcapture_py")
+"""The loggers above all of ours; libraries have their own."""
+FIELDS = "jetcapture_fields"
+"""Name of a log record's attribute that holds the event's fields."""
+
+_RESERVED = ("ts", "level", "event")
+_BARE = re.compile(r'[^\s="\\]+')
+
+
+def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noqa: A002  # the setting's name
+    """Send everything to `stream` (standard error), as `text`, `json` or `auto`: text on a terminal, else JSON.
+
+    `level` is for our own events. Calling it again replaces what the last call set up, and nobody else's handlers.
+    """
+    if format not in ("auto", "text", "json"):
+        raise ValueError(f"no such log format: {format!a}")
+    threshold = logging.getLevelNamesMapping().get(level.upper())
+    if threshold is None:
+        raise ValueError(f"no such log level: {level!a}")
+    target = sys.stderr if stream is None else stream
+    handler = _Handler(target)
+    as_text = target.isatty() if format == "auto" else format == "text"
+    handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(threshold, logging.WARNING))
+    for name in ROOTS:
+        logging.getLogger(name).setLevel(threshold)
+    logging.captureWarnings(capture=True)
+
+
+def event(logger: logging.Logger, level: int, name: str, /, **fields: object) -> None:
+    """Log the event `name`, such as "block.stored". Fields that are exceptions become one line."""
+    logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
+
+
+def one_line(error: BaseException) -> str:
+    """`Type: text` without line breaks; an exception group shows the errors it is made of."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{' '.join(error.message.split())} [{'; '.join(one_line(part) for part in error.exceptions)}]"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people: time, level, event, and `key=value` with quotes where they are needed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line."""
+        head = f"{_time(record)} {record.levelname} {escaped(_event(record))}"
+        return " ".join([head, *(f"{_bare(name)}={_text(value)}" for name, value in _fields(record).items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: `ts`, `level`, `event`, and the fields, of which none can replace these three."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line."""
+        line: dict[str, Any] = {"ts": _time(record), "level": record.levelname.lower(), "event": _event(record)}
+        for name, value in _fields(record).items():
+            line[f"{name}_" if name in _RESERVED else name] = value
+        return json.dumps(line, allow_nan=False)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Ours, so that `setup` can find it again."""
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _event(record: logging.LogRecord) -> str:
+    if hasattr(record, FIELDS):
+        return str(record.msg)
+    return "python.warning" if record.name == "py.warnings" else "library.log"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The event's fields as plain values; what a library logged becomes fields, too."""
+    given: Mapping[str, object] | None = getattr(record, FIELDS, None)
+    if given is None:
+        message = " ".join(record.getMessage().split())
+        given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
+    fields = {str(name): _plain(value) for name, value in given.items()}
+    if record.exc_info and record.exc_info[1] is not None:
+        fields.setdefault("error", one_line(record.exc_info[1]))
+    return fields
+
+
+def _plain(value: object) -> Any:
+    """The value as JSON knows it; anything else as its text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, BaseException):
+        return one_line(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return _bare(value)
+    return _bare(json.dumps(value, ensure_ascii=False))
+
+
+def _bare(text: str) -> str:
+    """The text as it is when it reads as one word, else escaped in quotes."""
+    return text if _BARE.fullmatch(text) and text.isprintable() else f'"{escaped(text)}"'

@@ -1,0 +1,176 @@
+"""Values as people read and write them: durations, sizes, and text that is safe to show on one line.
+
+    duration = seconds | [n "d"] [n "h"] [n "m"] [n "s"] [n "ms"]      "1h30m"  "15m"  "500ms"  "1.5h"  90  "90"
+    size     = bytes   | n ("B" | "KB" | "kB" | "MB" | "GB" | "TB" | "KiB" | "MiB" | "GiB" | "TiB")      "128MiB"  1024
+    n        = digits ["." digits]
+
+Units are case-sensitive, a duration's come largest first and once each, and there are no blanks and no signs. KB, MB,
+GB and TB count in thousands, KiB, MiB, GiB and TiB in 1024s; "64k" and "1G" are refused, because half of the world's
+tools read them the one way and half the other. A number without a unit is seconds or bytes, as a number or as text, so
+that an environment variable can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Self
+
+MAX_SECONDS = 36_500 * 86_400
+"""The longest duration: a hundred years, which is still in range as nanoseconds in 64 bits."""
+MAX_BYTES = 2**63 - 1
+
+_NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
+_SECONDS = {"d": Fraction(86_400), "h": Fraction(3_600), "m": Fraction(60), "s": Fraction(1), "ms": Fraction(1, 1_000)}
+_BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_PARTS = "".join(f"(?:{_NUMBER}{unit})?" for unit in _SECONDS)
+
+DURATION_PATTERN = rf"^(?:{_NUMBER}|(?=.){_PARTS})$"
+"""The grammar of a duration as a regular expression that Python and JSON Schema read alike."""
+SIZE_PATTERN = rf"^{_NUMBER}(?:B|[Kk]B|[MGT]B|[KMGT]iB)?$"
+"""The grammar of a size as a regular expression that Python and JSON Schema read alike."""
+
+_DURATION = re.compile(DURATION_PATTERN.removesuffix("$") + r"\Z")
+_DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
+_SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
+_AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
+_LONGEST_SHOWN = 80
+
+
+class Expanded(str):
+    """Text in which environment variables were replaced; `source` is what the file says.
+
+    Messages show the source: the value may be a secret that ended up in the wrong setting.
+    """
+
+    __slots__ = ("source",)
+    source: str
+
+    def __new__(cls, value: str, source: str) -> Self:
+        """`value` with the text that it was made from."""
+        text = super().__new__(cls, value)
+        text.source = source
+        return text
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from a duration, or ValueError with one line that says what was expected."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected a duration such as 15m, got {quoted(value)}")
+    if isinstance(value, str):
+        seconds = _seconds(value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a duration such as 15m, got {quoted(value)}")
+    else:
+        seconds = Fraction(value)
+    if seconds < 0:
+        raise ValueError(f"expected a duration that is not negative, got {quoted(value)}")
+    if seconds > MAX_SECONDS:
+        raise ValueError(f"expected a duration of at most 36500d, got {quoted(value)}")
+    return float(seconds)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from a size, or ValueError with one line that says what was expected."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"expected a size such as 128MiB, got {quoted(value)}")
+    size = _bytes(value) if isinstance(value, str) else Fraction(value)
+    if size < 0:
+        raise ValueError(f"expected a size that is not negative, got {quoted(value)}")
+    if size > MAX_BYTES:
+        raise ValueError(f"expected a size below 8388608TiB, got {quoted(value)}")
+    if size.denominator != 1:
+        raise ValueError(f"expected a whole number of bytes, got {quoted(value)}")
+    return int(size)
+
+
+def format_duration(seconds: float) -> str:
+    """The duration that `parse_duration` reads back, to the millisecond: 5400.0 is "1h30m"."""
+    rest = round(seconds * 1_000)
+    text = ""
+    for unit, factor in _SECONDS.items():
+        count, rest = divmod(rest, int(factor * 1_000))
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
+def format_size(size: int) -> str:
+    """The size that `parse_size` reads back exactly, in the unit that gives the smallest number: "128MiB"."""
+    unit = min((unit for unit, factor in _BYTES.items() if size % factor == 0), key=lambda unit: size // _BYTES[unit])
+    return f"{size // _BYTES[unit]}{unit}"
+
+
+def escaped(text: str) -> str:
+    """The text with every character that is not printable, and every quote and backslash, as an escape.
+
+    So it can neither end a line, nor move a terminal's cursor, nor end the quotes around it.
+    """
+    return "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
+
+
+def quoted(value: object) -> str:
+    """The value for a message: on one line, not long, without the values of environment variables."""
+    if isinstance(value, Expanded):
+        value = value.source
+    if isinstance(value, str):
+        return f'"{escaped(value[:_LONGEST_SHOWN])}{"…" if len(value) > _LONGEST_SHOWN else ""}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**_LONGEST_SHOWN else "a huge number"
+    if isinstance(value, float):
+        return str(value)
+    return kind(value)
+
+
+def kind(value: object) -> str:
+    """What sort of value it is, in the words of a configuration file."""
+    if value is None:
+        return "nothing"
+    words = ((bool, "true or false"), (str, "text"), (int | float, "a number"), (dict, "a mapping"))
+    for types, word in words:
+        if isinstance(value, types):
+            return word
+    return "a list" if isinstance(value, list | tuple | set | frozenset) else f"a {type(value).__name__}"
+
+
+def _seconds(text: str) -> Fraction:
+    if _DURATION.match(text):
+        parts = _DURATION_PART.findall(text)
+        return (
+            sum((Fraction(number) * _SECONDS[unit] for number, unit in parts), Fraction()) if parts else Fraction(text)
+        )
+    if text.startswith("-") and _DURATION.match(text[1:]):
+        raise ValueError(f"expected a duration that is not negative, got {quoted(text)}")
+    units = " (units d, h, m, s and ms, largest first)" if text[:1].isdigit() else ""
+    raise ValueError(f"expected a duration such as 15m{units}, got {quoted(text)}")
+
+
+def _bytes(text: str) -> Fraction:
+    if match := _SIZE.fullmatch(text):
+        return Fraction(match[1]) * _BYTES[(match[2] or "B").replace("k", "K")]
+    if text.startswith("-") and _SIZE.fullmatch(text[1:]):
+        raise ValueError(f"expected a size that is not negative, got {quoted(text)}")
+    if not isinstance(text, Expanded) and (match := _AMBIGUOUS_SIZE.fullmatch(text)):
+        number, unit = match[1], match[2].upper()
+        raise ValueError(f"expected {number}{unit}iB (1024s) or {number}{unit}B (1000s), got {quoted(text)}")
+    units = " (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB)" if text[:1].isdigit() else ""
+    raise ValueError(f"expected a size such as 128MiB{units}, got {quoted(text)}")
+
+
+def _escape(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
+    return short or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")

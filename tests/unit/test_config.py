@@ -1,0 +1,607 @@
+"""The configuration file: what it accepts, and the one line it gives for everything else."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr, ValidationError
+
+from jetcapture_py import config
+from jetcapture_py.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {"source": {"stream": "ORDERS", "consumer": "archive"}, "store": {"url": "/data"}}
+SECRET = "hunter2"
+SECTIONS = (config.NatsConfig, config.SourceConfig, config.DecodeConfig, config.BlockConfig, config.StoreConfig)
+
+
+def with_setting(path: str, value: object) -> dict[str, Any]:
+    """The minimal configuration with one setting changed."""
+    data: dict[str, Any] = json.loads(json.dumps(MINIMAL))
+    *sections, name = path.split(".")
+    place = data
+    for section in sections:
+        place = place.setdefault(section, {})
+    place[name] = value
+    return data
+
+
+def problems_of(data: object) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(data)
+    assert all(problem.isprintable() for problem in caught.value.problems)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    return caught.value.problems
+
+
+def yaml_problems(text: str, **env: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        config.loads(text, env)
+    assert all(problem.isprintable() for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def yaml_with(text: str, **env: str) -> config.Config:
+    return config.loads("source: {stream: ORDERS, consumer: archive}\nstore: {url: /data}\n" + text, env)
+
+
+def test_the_defaults_are_the_contract() -> None:
+    found = config.parse(MINIMAL)
+    assert found.nats.servers == ("nats://127.0.0.1:4222",)
+    assert found.nats.inbox_prefix == "_INBOX"
+    assert found.nats.tls is None
+    assert (found.source.create, found.source.filter_subjects) == (True, ())
+    assert (found.source.deliver_policy, found.source.replay_policy) == ("all", "instant")
+    assert (found.source.ack_wait, found.source.max_ack_pending, found.source.batch) == (120.0, 50_000, 5_000)
+    assert (found.decode.format, found.decode.columns, found.decode.keep_payload) == ("raw", {}, True)
+    assert found.key == "{subject}"
+    assert (found.block.interval, found.block.max_age) == (900.0, 900.0)
+    assert (found.block.max_bytes, found.block.max_messages) == (128 << 20, 1_000_000)
+    assert (found.block.format, found.block.compression) == ("parquet", "zstd")
+    assert (found.store.options, found.store.concurrency, found.store.retry_for) == ({}, 4, math.inf)
+    assert (found.limits.memory, found.limits.open_blocks) == (1 << 30, 1_000)
+    assert (found.log.format, found.log.level, found.drain_timeout) == ("auto", "info", 60.0)
+    assert found.warnings() == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("source.ack_wiat", "2m", "source.ack_wiat: unknown setting; did you mean ack_wait?"),
+        ("interval", "5m", "interval: unknown setting; did you mean block.interval?"),
+        ("http", {"listen": "127.0.0.1:8080"}, "http: unknown setting"),
+        ("stream", {"name": "ORDERS"}, "stream: unknown setting"),
+        ("a\nb", 1, '["a\\nb"]: unknown setting'),
+        ("source", "ORDERS", "source: expected a mapping of settings, got text"),
+        ("source.stream", None, "source.stream: required, but not set"),
+        ("source.stream", 2026, "source.stream: expected text, got 2026; put it in quotes"),
+        (
+            "source.consumer",
+            "a.b",
+            "source.consumer: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"a.b\"",
+        ),
+        (
+            "source.stream",
+            "_quarantine",
+            'source.stream: "_quarantine" is a directory of the archive and cannot be a stream\'s name in it',
+        ),
+        ("source.batch", 0, "source.batch: expected at least 1, got 0"),
+        ("source.batch", True, "source.batch: expected a whole number, got true"),
+        ("source.batch", "many", 'source.batch: expected a whole number, got "many"'),
+        ("source.create", "perhaps", 'source.create: expected true or false, got "perhaps"'),
+        ("source.ack_wait", "500ms", 'source.ack_wait: expected at least 1s, got "500ms"'),
+        ("source.filter_subjects", "orders.>", "source.filter_subjects: expected a list, got text"),
+        (
+            "source.filter_subjects",
+            ["ok", "a.>.b"],
+            'source.filter_subjects[1]: expected a subject such as orders.*.new or orders.>, got "a.>.b"',
+        ),
+        (
+            "source.replay_policy",
+            "instnat",
+            'source.replay_policy: expected instant or original, got "instnat"; did you mean instant?',
+        ),
+        (
+            "source.deliver_policy",
+            "by_start_time",
+            "source.start_time: required with deliver_policy by_start_time, but not set",
+        ),
+        ("source.start_sequence", 5, "source.start_sequence: only with deliver_policy by_start_sequence, not with all"),
+        (
+            "source.start_time",
+            "2026-01-31T00:00:00",
+            'source.start_time: expected a time with its zone such as 2026-01-31T00:00:00Z, got "2026-01-31T00:00:00"',
+        ),
+        (
+            "source.max_ack_pending",
+            300_001,
+            (
+                "source.max_ack_pending: expected at most 300000, got 300001: the server's time to redeliver grows "
+                "with the square of the unacked messages; source.allow_many_unacked: true allows it"
+            ),
+        ),
+        ("decode.format", "jsn", 'decode.format: expected raw or json, got "jsn"; did you mean json?'),
+        ("decode.columns", {"a": "int64"}, "decode.columns: only with decode.format json, not with raw"),
+        (
+            "decode.keep_payload",
+            False,
+            "decode.keep_payload: false together with format raw would keep nothing of a message",
+        ),
+        ("key", {"subject": None}, 'key: expected text, got a mapping; put it in quotes: "{subject}"'),
+        ("key", None, 'key: expected a template such as "{subject}", got nothing; write "" for one key'),
+        ("block.interval", "abc", 'block.interval: expected a duration such as 15m, got "abc"'),
+        (
+            "block.interval",
+            "7m",
+            'block.interval: expected whole seconds that divide a day evenly, such as 15m or 1h, got "7m"',
+        ),
+        ("block.interval", "100ms", 'block.interval: expected at least 1s, got "100ms"'),
+        ("block.max_age", "0s", 'block.max_age: expected at least 1ms, got "0s"'),
+        ("block.max_bytes", "64k", 'block.max_bytes: expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
+        ("block.format", "csv", 'block.format: expected parquet, got "csv"'),
+        ("limits.memory", "1MiB", 'limits.memory: expected at least 32MiB, got "1MiB"'),
+        ("log.level", "INFO", 'log.level: expected debug, info, warning or error, got "INFO"; did you mean info?'),
+        ("store.url", "data", "store.url: expected an absolute path, or an address such as s3://bucket/path"),
+        (
+            "store.url",
+            "s4://bucket",
+            "store.url: expected an absolute path or one of file://, s3://, abfs://, az://, gs://, memory://",
+        ),
+        ("store.url", "s3:///x", "store.url: expected a bucket or container, as in s3://bucket/path"),
+        (
+            "store.url",
+            "file://data",
+            "store.url: expected three slashes and an absolute path, as in file:///var/lib/jetcapture",
+        ),
+        (
+            "store.url",
+            "/data/{date}",
+            "store.url: expected an address without control characters and with no placeholder but {key}",
+        ),
+        ("nats.servers", [], "nats.servers: expected at least one address"),
+        (
+            "nats.servers",
+            "localhost:4222",
+            (
+                "nats.servers[0]: expected an address that begins with nats://, tls://, ws:// or wss://, "
+                'got "localhost:4222"'
+            ),
+        ),
+        (
+            "nats.servers",
+            ["nats://a", "nats://b:port"],
+            'nats.servers[1]: expected an address such as nats://127.0.0.1:4222, got "nats://b:port"',
+        ),
+        (
+            "nats.servers",
+            ["nats://a", "ws://b"],
+            "nats.servers: expected either ws:// and wss:// or nats:// and tls://, not both kinds",
+        ),
+        ("nats.inbox_prefix", "a.*", 'nats.inbox_prefix: expected a subject without wildcards and blanks, got "a.*"'),
+        ("nats.user", "me", "nats.password: required with user, but not set (password_file would do, too)"),
+        ("nats.password", SECRET, "nats.user: required with a password, but not set"),
+        ("nats.tls", {"cert": "/c.pem"}, "nats.tls.key: required with cert, but not set"),
+        ("nats.tls", {"key": "/k.pem"}, "nats.tls.cert: required with key, but not set"),
+        (
+            "nats",
+            {"token": SECRET, "creds": "/x.creds"},
+            "nats.creds: cannot be used together with token; there is one way to log in",
+        ),
+        (
+            "nats",
+            {"token": SECRET, "token_file": "/run/token"},
+            "nats.token_file: cannot be used together with token",
+        ),
+    ],
+)
+def test_a_wrong_setting_gives_one_line_with_path_reason_and_suggestion(path: str, value: object, problem: str) -> None:
+    assert problems_of(with_setting(path, value)) == (problem,)
+
+
+def test_every_wrong_setting_is_named_at_once() -> None:
+    data = {"source": {"stream": "A B", "batch": 0}, "block": {"interval": "abc"}, "blck": {}}
+    assert problems_of(data) == (
+        "source.stream: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"A B\"",
+        "source.consumer: required, but not set",
+        "source.batch: expected at least 1, got 0",
+        'block.interval: expected a duration such as 15m, got "abc"',
+        "store: required, but not set",
+        "blck: unknown setting; did you mean block?",
+    )
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 5])
+def test_a_file_that_is_no_mapping_is_refused(data: object) -> None:
+    (problem,) = problems_of(data)
+    assert problem.startswith("expected a mapping of settings, got ")
+
+
+def test_columns_are_types_or_mappings() -> None:
+    data = with_setting(
+        "decode",
+        {"format": "json", "columns": {"id": "int64", "at": {"type": "timestamp", "path": "meta.at", "unit": "ms"}}},
+    )
+    columns = config.parse(data).decode.columns
+    assert columns["id"] == config.Column(type="int64")
+    assert columns["at"] == config.Column(type="timestamp", path="meta.at", unit="ms")
+
+
+def test_a_wrong_column_names_the_column() -> None:
+    columns = {"a": "in64", "b c": {"tpye": "int64"}, "c": 5, "d": {"type": "timestamp", "unit": "m"}}
+    found = problems_of(with_setting("decode", {"format": "json", "columns": columns}))
+    assert found[0].startswith("decode.columns.a.type: ")
+    assert "int64" in found[0]
+    assert found[1:] == (
+        'decode.columns["b c"].type: required, but not set',
+        'decode.columns["b c"].tpye: unknown setting; did you mean type?',
+        "decode.columns.c: expected a type such as int64, or a mapping with type and path, got 5",
+        'decode.columns.d.unit: expected s, ms, us or ns, got "m"',
+    )
+
+
+def test_a_key_template_is_checked_by_the_router() -> None:
+    (problem,) = problems_of(with_setting("key", "a-{subject"))
+    assert problem.startswith("key: ")
+    for key in ("", "{subject[1]}", "a-{header.X-Tenant}"):
+        assert config.parse(with_setting("key", key)).key == key
+
+
+@pytest.mark.parametrize(
+    "url", ["/data", "file:///data/{key}", "s3://bucket/a", "abfs://box@account/a", "az://box", "gs://b", "memory://a"]
+)
+def test_store_addresses_are_kept_as_they_are(url: str) -> None:
+    assert config.parse(with_setting("store.url", url)).store.url == url
+
+
+def test_max_age_follows_the_interval_unless_it_is_set() -> None:
+    assert config.parse(with_setting("block.interval", "1h")).block.max_age == 3600
+    assert config.parse(with_setting("block.max_age", "30s")).block.max_age == 30
+
+
+def test_a_start_needs_its_policy() -> None:
+    source = {**MINIMAL["source"], "deliver_policy": "by_start_time", "start_time": "2026-01-31T01:00:00.5+01:00"}
+    assert config.parse({**MINIMAL, "source": source}).source.start_time == datetime(
+        2026, 1, 31, 0, 0, 0, 500_000, tzinfo=UTC
+    )
+    source = {**MINIMAL["source"], "deliver_policy": "by_start_sequence", "start_sequence": 7}
+    assert config.parse({**MINIMAL, "source": source}).source.start_sequence == 7
+
+
+def test_many_unacked_messages_are_a_warning_and_need_consent_at_some_point() -> None:
+    warning = (
+        "source.max_ack_pending: 150000 is above 100000; after a crash the server's time to redeliver grows with the "
+        "square of the unacked messages"
+    )
+    assert config.parse(with_setting("source.max_ack_pending", 150_000)).warnings() == (warning,)
+    source = {**MINIMAL["source"], "max_ack_pending": 400_000, "allow_many_unacked": True}
+    allowed = config.parse({**MINIMAL, "source": source})
+    assert len(allowed.warnings()) == 1
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    found = config.parse(MINIMAL)
+    with pytest.raises(ValidationError):
+        found.source.batch = 5  # type: ignore[misc]
+
+
+# --- secrets
+
+
+SECRET_SETTINGS = ("password", "password_file", "token", "token_file", "creds", "nkey_seed", "nkey_seed_file")
+
+
+@pytest.mark.parametrize("name", SECRET_SETTINGS)
+@pytest.mark.parametrize("value", [[SECRET], {SECRET: None}, {"a": SECRET}, f"{SECRET}\n{SECRET}", f"{SECRET}\0"])
+def test_a_wrong_value_of_a_secret_setting_is_never_shown(name: str, value: object) -> None:
+    data = {**MINIMAL, "nats": {"user": "me", "token": SECRET, name: value}, "store": {"url": "/x", "options": SECRET}}
+    found = "\n".join(problems_of(data))
+    assert SECRET not in found
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("nats", f"nats://me:{SECRET}@host"),
+        ("nats.servers", f"nats://me:{SECRET}@host"),
+        ("nats.servers", {f"nats://me:{SECRET}@host": None}),
+        ("nats.servers", [f"nat://me:{SECRET}@host"]),
+        ("nats.pasword", SECRET),
+        ("nats.password", 5),
+        ("store", f"s3://{SECRET}"),
+        ("store.url", f"s3://key:{SECRET}@bucket/a"),
+        ("store.url", f"https://host/a?sig={SECRET}"),
+        ("store.url", f"az://box/a?sig={SECRET}"),
+        ("store.options", SECRET),
+        ("store.options", [SECRET]),
+        ("store.option", {"secret": SECRET}),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_never_shown(path: str, value: object) -> None:
+    assert SECRET not in "\n".join(problems_of(with_setting(path, value)))
+
+
+def test_secrets_are_in_no_repr_dump_or_schema() -> None:
+    data = {
+        **MINIMAL,
+        "nats": {"user": "me", "password": SECRET},
+        "store": {"url": "s3://bucket", "options": {"secret": SECRET}},
+    }
+    found = config.parse(data)
+    assert found.nats.password == SecretStr(SECRET)
+    assert found.store.options == {"secret": SECRET}
+    shown = [
+        repr(found),
+        str(found),
+        repr(found.nats),
+        repr(found.store),
+        found.model_dump_json(),
+        str(config.schema()),
+    ]
+    assert not [text for text in shown if SECRET in text]
+
+
+def test_a_value_of_the_environment_is_shown_as_its_variable() -> None:
+    text = "source: {stream: ORDERS, consumer: archive, batch: '${X}'}\nstore: {url: /data}\nblock: {interval: '${X}'}"
+    assert yaml_problems(text, X=SECRET) == (
+        'source.batch: expected a whole number, got "${X}"',
+        'block.interval: expected a duration such as 15m, got "${X}"',
+    )
+
+
+# --- YAML and the environment
+
+
+def test_variables_are_replaced_after_yaml_was_read() -> None:
+    hostile = "x\nstore: {url: s3://evil}\n# ${HOME} 'a' \"b\""
+    found = yaml_with("nats: {user: u, password: '${P}'}\n", P=hostile)
+    assert found.nats.password == SecretStr(hostile)
+    assert found.store.url == "/data"
+
+
+def test_a_variable_takes_the_type_of_its_setting() -> None:
+    text = "nats: {user: u, password: ${P}}\nblock: {max_messages: ${N}, max_age: ${A}}\nlimits: {memory: ${M}}\n"
+    text += "decode: {keep_payload: ${K}, format: ${F:-json}}\n"
+    # In flow style braces would end the mapping, so people quote or use block style; both give the same.
+    text = text.replace("${", "'${").replace("}}", "}'}").replace("},", "}',")
+    found = yaml_with(text, P="0123", N="5", A="90", M="64MiB", K="false")
+    assert found.nats.password == SecretStr("0123")
+    assert (found.block.max_messages, found.block.max_age, found.limits.memory) == (5, 90.0, 64 << 20)
+    assert (found.decode.keep_payload, found.decode.format) == (False, "json")
+
+
+@pytest.mark.parametrize(
+    ("written", "env", "value"),
+    [
+        ("${KEY}", {"KEY": "a"}, "a"),
+        ("x-${KEY}-${KEY}", {"KEY": "a"}, "x-a-a"),
+        ("${KEY:-b}", {}, "b"),
+        ("${KEY:-b}", {"KEY": ""}, "b"),
+        ("${KEY:-b}", {"KEY": "a"}, "a"),
+        ("${KEY:-{subject}}", {}, "{subject}"),
+        ("$$", {}, "$"),
+        ("$${KEY}", {"KEY": "a"}, "${KEY}"),
+        ("a$b", {}, "a$b"),
+        ("${KEY}", {"KEY": "$$"}, "$$"),
+        ("'${KEY}'", {"KEY": ""}, ""),
+    ],
+)
+def test_variables_expand_as_documented(written: str, env: dict[str, str], value: str) -> None:
+    assert yaml_with(f"key: {written}", **env).key == value
+
+
+def test_an_unset_variable_is_named_with_its_path() -> None:
+    assert yaml_problems("nats:\n  servers: [nats://a, '${NATS_URL}']\nkey: ${a b}\n") == (
+        "nats.servers[1]: the environment variable NATS_URL is not set; set it, or write ${NATS_URL:-default}",
+        "key: expected ${NAME} or ${NAME:-default}; write $$ for one $",
+    )
+
+
+def test_an_unquoted_variable_that_is_empty_leaves_the_setting_out() -> None:
+    found = yaml_with("nats:\n  token: ${TOKEN:-}\n  domain: ${DOMAIN}\nblock:\n  interval: ${I:-}\n", DOMAIN="")
+    assert (found.nats.token, found.nats.domain, found.block.interval) == (None, None, 900.0)
+
+
+def test_settings_and_sections_without_a_value_are_left_out() -> None:
+    found = yaml_with("nats:\n  user:\n  tls:\nblock:\nlimits: ~\n")
+    assert found == yaml_with("")
+
+
+def test_an_empty_tls_section_asks_for_tls() -> None:
+    assert yaml_with("nats: {tls: {}}").nats.tls == config.TlsConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "a: set twice, on line 1 and on line 3"),
+        (
+            "source:\n  stream: a\n  stream: b\n",
+            "source.stream: set twice, on line 2 and on line 3",
+        ),
+        (
+            "key: {subject[1]}\n",
+            "line 1, column 14: not valid YAML: expected ',' or '}', but got '['; text with braces must be in quotes",
+        ),
+        (
+            "key: {{ tenant }}\n",
+            "key: a setting's name must be text (line 1); text that begins with { or [ must be in quotes",
+        ),
+        (
+            "nats:\n\tuser: a\n",
+            "line 2, column 1: not valid YAML: unexpected character; indent with spaces, not with tabs",
+        ),
+        (
+            f"nats:\n  password: @{SECRET}\n",
+            (
+                "line 2, column 13: not valid YAML: unexpected character; "
+                "text that begins with a special character must be in quotes"
+            ),
+        ),
+        (
+            f"nats:\n  password: *{SECRET}\n",
+            (
+                "line 2, column 13: not valid YAML: unexpected character; "
+                "text that begins with a special character must be in quotes"
+            ),
+        ),
+        (
+            f"nats:\n  password: !{SECRET} x\n",
+            "nats.password: YAML tags are not supported (line 2); text that begins with ! must be in quotes",
+        ),
+        (
+            f"key: a: {SECRET}\n",
+            (
+                "line 1, column 7: not valid YAML: mapping values are not allowed here; "
+                'text that contains ": " must be in quotes'
+            ),
+        ),
+        ("a: &a [*a]\n", "a[0]: the value contains itself (line 1)"),
+        ("a: " + "[" * 5000, "the settings are nested too deeply"),
+        ("a: \0", "line 1: not valid YAML: a character that text files do not have"),
+        ("a: 1\n---\na: 2\n", "line 2, column 1: not valid YAML: but found another document"),
+        ("a: " + "9" * 5000, "a: not a number that can be read (line 1)"),
+        ("", "expected a mapping of settings, got nothing"),
+        ("- a\n", "expected a mapping of settings, got a list"),
+    ],
+)
+def test_a_yaml_mistake_gives_one_line_that_quotes_nothing_of_the_file(text: str, problem: str) -> None:
+    assert yaml_problems(text) == (problem,)
+
+
+def test_yaml_reads_as_its_version_1_2_says() -> None:
+    found = yaml_with(
+        "key: no\nnats: {user: on, password: '1', domain: y}\ndecode: {format: json, keep_payload: off}\n"
+    )
+    assert (found.key, found.nats.user, found.nats.domain, found.decode.keep_payload) == ("no", "on", "y", False)
+    text = "source: {stream: A, consumer: b}\nstore: {url: /data}\nblock: {interval: 15:00}\n"
+    assert yaml_problems(text)[0].startswith("block.interval: expected a duration such as 15m")
+
+
+def test_aliases_are_allowed() -> None:
+    found = yaml_with("block: {interval: &day 1d, max_age: *day}\n")
+    assert found.block.max_age == 86_400
+
+
+def test_store_options_are_handed_on_as_plain_values() -> None:
+    text = "source: {stream: A, consumer: b}\n"
+    text += "store: {url: 's3://b', options: {key: '${K}', anon: false, client_kwargs: {a: ['${K}', 1, null]}}}"
+    options = config.loads(text, {"K": "v"}).store.options
+    assert options == {"key": "v", "anon": False, "client_kwargs": {"a": ["v", 1, None]}}
+    assert type(options["key"]) is str
+
+
+@given(st.text())
+def test_no_text_gives_anything_but_a_configuration_or_problems(text: str) -> None:
+    problems: tuple[str, ...] = ()
+    try:
+        config.loads(text, {})
+    except ConfigError as error:
+        problems = error.problems
+    assert problems
+    assert all(problem.isprintable() for problem in problems)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(config.Config.model_fields)),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(sorted(name for part in SECTIONS for name in part.model_fields)), inner, max_size=5
+                )
+            ),
+        ),
+    )
+)
+def test_no_values_give_anything_but_a_configuration_or_problems(data: dict[str, Any]) -> None:
+    problems: tuple[str, ...] = ("none",)
+    try:
+        config.parse(data)
+    except ConfigError as error:
+        problems = error.problems
+    assert problems
+    assert all(problem.isprintable() for problem in problems)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    missing, binary = tmp_path / "missing.yaml", tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in (
+        (missing, "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (binary, "it is not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config.load(path, {})
+        assert caught.value.problems == (f"{path}: cannot be read: {reason}",)
+
+
+def test_a_file_is_loaded_with_the_variables_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jetcapture.yaml"
+    path.write_text("\ufeffsource: {stream: '${STREAM}', consumer: b}\nstore: {url: /data}\n", "utf-8")
+    monkeypatch.setenv("STREAM", "ORDERS")
+    assert config.load(path).source.stream == "ORDERS"
+
+
+# --- the schema
+
+
+def test_the_schema_describes_every_setting_and_closes_every_section() -> None:
+    schema = config.schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["title"] == "jetcapture configuration"
+    for section in (schema, *schema["$defs"].values()):
+        assert section["additionalProperties"] is False
+        for setting in section["properties"].values():
+            assert "description" in setting or "description" in schema["$defs"][setting["$ref"].split("/")[-1]]
+    interval = schema["$defs"]["BlockConfig"]["properties"]["interval"]
+    assert interval["default"] == "15m"
+    assert interval["anyOf"][0]["type"] == ["string", "number"]
+    assert schema["$defs"]["StoreConfig"]["properties"]["retry_for"]["default"] == "forever"
+    json.dumps(schema, allow_nan=False)
+
+
+def test_the_schema_agrees_with_the_loader() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = config.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path, value, good in (
+        ("block.interval", "1h", True),
+        ("block.interval", 900, True),
+        ("block.interval", "${INTERVAL:-15m}", True),
+        ("block.interval", "1 hour", False),
+        ("block.interval", "", False),
+        ("block.max_bytes", "64MiB", True),
+        ("block.max_bytes", "64k", False),
+        ("store.retry_for", "forever", True),
+        ("store.retry_for", "never", False),
+        ("source.batch", "${BATCH}", True),
+        ("source.batch", 0, False),
+        ("nats.servers", "nats://a", True),
+        ("nats.servers", ["nats://a"], True),
+        ("nats.servers", 5, False),
+        ("decode", {"format": "json", "columns": {"a": "int64", "b": {"type": "int64", "path": "x"}}}, True),
+        ("decode", {"format": "json", "columns": {"a": 5}}, False),
+        ("log.level", "info", True),
+        ("log.level", "loud", False),
+        ("source.ack_wiat", "1m", False),
+    ):
+        data = with_setting(path, value)
+        assert validator.is_valid(data) is good, (path, value)
+        if "${" not in str(value):
+            if good:
+                config.parse(data)
+            else:
+                problems_of(data)

@@ -1,0 +1,180 @@
+"""Log lines: one line each, stable names, no value that can forge a line."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jetcapture_py import log
+
+LOGGER = logging.getLogger("jetcapture.test")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("", *log.ROOTS)]
+    levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
+    with warnings.catch_warnings():
+        yield
+        logging.captureWarnings(capture=False)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    loggers[0].handlers[:] = handlers
+
+
+def text_line(**fields: object) -> str:
+    stream = io.StringIO()
+    log.setup("text", "debug", stream)
+    log.event(LOGGER, logging.INFO, "block.stored", **fields)
+    return stream.getvalue()
+
+
+def json_line(**fields: object) -> dict[str, object]:
+    stream = io.StringIO()
+    log.setup("json", "debug", stream)
+    log.event(LOGGER, logging.INFO, "block.stored", **fields)
+    assert stream.getvalue().count("\n") == 1
+    line: dict[str, object] = json.loads(stream.getvalue())
+    return line
+
+
+def test_text_is_time_level_event_and_fields() -> None:
+    line = text_line(key="eu", rows=5, late=True, reason=None, took=0.25)
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO block\.stored "
+        r"key=eu rows=5 late=true reason=null took=0\.25\n",
+        line,
+    )
+
+
+def test_json_is_one_object_with_time_level_event_and_fields() -> None:
+    line = json_line(key="eu", rows=5, tags=["a", 1])
+    assert datetime.fromisoformat(str(line.pop("ts"))).tzinfo is not None
+    assert line == {"level": "info", "event": "block.stored", "key": "eu", "rows": 5, "tags": ["a", 1]}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("", 'x=""'),
+        ("a b", 'x="a b"'),
+        ("a=b", 'x="a=b"'),
+        ('a"b', r'x="a\"b"'),
+        ("a\\b", r'x="a\\b"'),
+        ("a\nINFO forged", r'x="a\nINFO forged"'),
+        ("\x1b[2J", r'x="\u001b[2J"'),
+        ("a\u2028b", r'x="a\u2028b"'),
+        ("ключ", "x=ключ"),
+        ("\ud800", r'x="\ud800"'),
+    ],
+)
+def test_text_values_are_quoted_only_when_needed(value: str, shown: str) -> None:
+    assert text_line(x=value).endswith(f" {shown}\n")
+
+
+@given(st.text(), st.text(min_size=1))
+def test_no_value_and_no_field_name_can_begin_a_line(value: str, name: str) -> None:
+    record = logging.LogRecord("jetcapture", logging.INFO, "", 0, "x", None, None)
+    setattr(record, log.FIELDS, {name: value})
+    assert log.TextFormatter().format(record).isprintable()
+    line = log.JsonFormatter().format(record)
+    assert line.isprintable()
+    key = f"{name}_" if name in ("ts", "level", "event") else name
+    assert json.loads(line)[key] == value
+
+
+def test_a_field_cannot_replace_the_event_or_its_level() -> None:
+    line = json_line(level="x", event="y", ts="z", name="n", logger="l")
+    assert line["event"] == "block.stored"
+    assert line["level"] == "info"
+    assert (line["level_"], line["event_"], line["ts_"]) == ("x", "y", "z")
+    assert (line["name"], line["logger"]) == ("n", "l")
+
+
+def test_an_exception_is_one_line_with_its_type() -> None:
+    assert json_line(error=ValueError("no\nsuch  bucket"))["error"] == "ValueError: no such bucket"
+    assert json_line(error=KeyboardInterrupt())["error"] == "KeyboardInterrupt"
+    group = ExceptionGroup("two", [ValueError("a"), ExceptionGroup("b", [OSError("c")])])
+    assert json_line(error=group)["error"] == "ExceptionGroup: two [ValueError: a; ExceptionGroup: b [OSError: c]]"
+
+
+def test_values_that_json_does_not_know_are_text() -> None:
+    line = json_line(nan=float("nan"), raw=b"a\xff", when=datetime(2026, 1, 31), nested={"a": {1: (2,)}})
+    assert (line["nan"], line["raw"], line["when"]) == ("nan", "a\\xff", "2026-01-31 00:00:00")
+    assert line["nested"] == {"a": {"1": [2]}}
+
+
+def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
+    for stream, is_json in ((Terminal(), False), (io.StringIO(), True)):
+        log.setup("auto", "info", stream)
+        log.event(LOGGER, logging.INFO, "block.stored")
+        assert stream.getvalue().startswith("{") is is_json
+
+
+def test_events_below_the_level_are_left_out() -> None:
+    stream = io.StringIO()
+    log.setup("json", "warning", stream)
+    log.event(LOGGER, logging.INFO, "block.stored")
+    log.event(LOGGER, logging.WARNING, "store.failed")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["store.failed"]
+
+
+def test_setting_up_again_replaces_our_handler_and_keeps_the_others() -> None:
+    other = logging.NullHandler()
+    logging.getLogger().addHandler(other)
+    first, second = io.StringIO(), io.StringIO()
+    log.setup("json", "info", first)
+    log.setup("json", "info", second)
+    log.event(LOGGER, logging.INFO, "block.stored")
+    assert not first.getvalue()
+    assert second.getvalue().count("\n") == 1
+    assert other in logging.getLogger().handlers
+
+
+def test_library_lines_come_through_from_warnings_on() -> None:
+    stream = io.StringIO()
+    log.setup("json", "debug", stream)
+    library = logging.getLogger("nats.aio.client")
+    library.info("not shown")
+    library.error("nats: %s", "lost\nconnection", exc_info=ValueError("x"))
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["logger"]) == ("library.log", "nats.aio.client")
+    assert (line["message"], line["error"]) == ("nats: lost connection", "ValueError: x")
+
+
+def test_python_warnings_are_events() -> None:
+    stream = io.StringIO()
+    log.setup("json", "info", stream)
+    warnings.simplefilter("always")
+    warnings.warn("old\nway", stacklevel=1)
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["level"]) == ("python.warning", "warning")
+    assert "UserWarning: old way" in line["message"]
+
+
+def test_unknown_formats_and_levels_are_refused() -> None:
+    with pytest.raises(ValueError, match="no such log format: 'xml'"):
+        log.setup("xml", "info")
+    with pytest.raises(ValueError, match="no such log level: 'loud'"):
+        log.setup("text", "loud")
+
+
+def test_events_reach_pytest_and_other_handlers_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "jetcapture"):
+        log.event(LOGGER, logging.INFO, "block.stored", rows=5)
+    assert caplog.messages == ["block.stored"]
+    assert getattr(caplog.records[0], log.FIELDS) == {"rows": 5}
