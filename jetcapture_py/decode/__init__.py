@@ -15,7 +15,7 @@ from jetcapture_py.decode.unify import conform, unify
 
 __all__ = [
     "Column",
-    "DecodeConfig",
+    "FormatConfig",
     "InferringJsonDecoder",
     "JsonDecoder",
     "RawDecoder",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class DecodeConfig(Protocol):
+class FormatConfig(Protocol):
     """The part of the configuration that says how payloads are decoded."""
 
     @property
@@ -40,7 +40,7 @@ class DecodeConfig(Protocol):
         ...
 
 
-def make_decoder(config: DecodeConfig) -> Decoder:
+def make_decoder(config: FormatConfig) -> Decoder:
     """The decoder that `config` asks for; ValueError, one line, when there is none."""
     if config.format == "json":
         return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()

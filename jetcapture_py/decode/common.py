@@ -125,21 +125,24 @@ def _build(column: Values) -> tuple[pa.Array, dict[int, str]]:
         except MisfitError as error:
             found = error.rows
         except REFUSALS:
-            found = _search(column.build, values)
+            found = search(column.build, values)
             if not found:
                 raise
         bad |= found
         values = [None if row in bad else value for row, value in enumerate(values)]
 
 
-def _search(build: Build, values: list[Any]) -> dict[int, str]:
-    """Which of `values` `build` refuses, and why; by halves, so that a bad one among n costs 2 n and not n builds."""
+def search(build: Callable[[Any], object], values: Any) -> dict[int, str]:
+    """Which of `values` (a sequence that slices) `build` refuses, and why.
+
+    By halves, so that a bad one among n costs 2 n and not n builds.
+    """
     try:
         build(values)
     except REFUSALS as error:
         if len(values) == 1:
             return {0: str(error) or type(error).__name__}
         half = len(values) // 2
-        later = _search(build, values[half:])
-        return _search(build, values[:half]) | {half + row: reason for row, reason in later.items()}
+        later = search(build, values[half:])
+        return search(build, values[:half]) | {half + row: reason for row, reason in later.items()}
     return {}

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.decode.common import Build, MisfitError, show
+from jetcapture_py.decode.common import Build, MisfitError, search, show
 from jetcapture_py.decode.nested import flatten, offsets_of, struct_array
 from jetcapture_py.decode.types import JSON, TIMESTAMP, stored
 
@@ -171,7 +171,7 @@ def _epochs(unit: str) -> Build:
                 numbers = [None if value is None else round(value * scale) for value in values]
             return _in_years(pa.array(numbers, pa.int64()).cast(TIMESTAMP), values)
         except OverflowError:
-            raise _unexpected(_YEARS, values) from None
+            raise ValueError(f"expected {_YEARS}") from None
 
     return build
 
@@ -180,7 +180,8 @@ def _parsed(texts: pa.Array, to: pa.DataType, values: list[str | None], expected
     try:
         return texts.cast(to)
     except pa.ArrowInvalid:
-        raise _unexpected(expected, values) from None
+        bad = search(lambda part: part.cast(to), texts)
+        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad}) from None
 
 
 def _in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
@@ -201,17 +202,13 @@ def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
         raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
 
 
-def _unexpected(expected: str, values: list[Any]) -> ValueError:
-    """Which value it is, is left to the caller to find out; it ends with one alone."""
-    return ValueError(f"expected {expected}, got {show(values[0]) if len(values) == 1 else 'others'}")
-
-
-def _build_items(build: Build, items: list[Any]) -> pa.Array:
-    """`build` of what several lists or maps hold, where an item's position is not its message's."""
+def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
+    """`build` of the `items` of lists or maps; who misfits is told by the position of its list or map in `values`."""
     try:
         return build(items)
     except MisfitError as error:
-        raise ValueError(str(error)) from None
+        owners = [row for row, value in enumerate(values) if value for _ in value]
+        raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
 
 
 def _list(declared: pa.ListType) -> Codec:
@@ -219,7 +216,7 @@ def _list(declared: pa.ListType) -> Codec:
     of = stored(declared)
 
     def build(values: list[list[Any] | None]) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets_of(values), _build_items(item.build, flatten(values)), type=of)
+        return pa.ListArray.from_arrays(offsets_of(values), _build_items(item.build, values, flatten(values)), type=of)
 
     return Codec(list[item.accepts] | None, build)  # type: ignore[name-defined]
 
@@ -230,7 +227,7 @@ def _map(declared: pa.MapType) -> Codec:
 
     def build(values: list[dict[str, Any] | None]) -> pa.Array:
         keys = pa.array([key for value in values if value for key in value], pa.string())
-        items = _build_items(item.build, [found for value in values if value for found in value.values()])
+        items = _build_items(item.build, values, [found for value in values if value for found in value.values()])
         return pa.MapArray.from_arrays(offsets_of(values), keys, items, type=of)
 
     return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]

@@ -6,7 +6,8 @@ holds the JSON text of every value that is not itself a string when nothing else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,8 @@ from jetcapture_py.decode.types import MAX_DEPTH
 
 MAX_FIELDS = 1000
 """Most columns, and most fields of one nested object: a larger one is stored as JSON text."""
+MAX_NESTED = 10_000
+"""Most fields of all nested objects together: objects that would need more are stored as JSON text."""
 
 _KINDS: dict[type, str] = {
     bool: "bool",
@@ -38,7 +41,7 @@ class InferringJsonDecoder:
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(dict[str, Any]).decode
-        self._root = Fields(layout.field_name)
+        self._root = Fields(Room(MAX_NESTED), layout.field_name)
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`."""
@@ -69,6 +72,13 @@ class InferringJsonDecoder:
             failures[index] = failure(index, error, stage="schema")
 
 
+@dataclass(slots=True)
+class Room:
+    """How many more fields nested objects may have, so that no message can make the schema grow without end."""
+
+    left: int
+
+
 class Fields:
     """The fields of an object seen so far, by their names in JSON.
 
@@ -76,7 +86,8 @@ class Fields:
     sorts first) keeps its name, and later ones get `_` appended until the name is free.
     """
 
-    def __init__(self, rename: Callable[[str], str] = lambda name: name or "_") -> None:
+    def __init__(self, room: Room, rename: Callable[[str], str] = lambda name: name or "_") -> None:
+        self._room = room
         self.shapes: dict[str, Shape] = {}
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
@@ -91,8 +102,8 @@ class Fields:
                 name += "_"
             self._taken.add(name.lower())
             self._names[key] = name
-            self.shapes[key] = Shape()
-        values = {key: [each.get(key) for each in objects] for key in seen}
+            self.shapes[key] = Shape(self._room)
+        values = _by_field(objects, seen)
         for key, found in values.items():
             self.shapes[key].learn(found, depth)
         return values
@@ -106,29 +117,33 @@ class Fields:
 class Shape:
     """What one field's values have been so far: null, bool, int64, double, string, list or struct."""
 
-    __slots__ = ("fields", "item", "kind")
+    __slots__ = ("_room", "fields", "item", "kind")
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self.kind = "null"
         self.item: Shape | None = None
         self.fields: Fields | None = None
 
     def learn(self, values: Sequence[Any], depth: int) -> None:
         """Widen to `values`, which are `depth` levels down."""
-        for kind in sorted(_kinds(values)):
+        present = [value for value in values if value is not None]
+        for kind in sorted(_kinds(present)):
             self.kind = _wider(self.kind, kind)
         if self.kind in ("list", "struct") and depth >= MAX_DEPTH:
             self.kind = "string"
         if self.kind == "list":
-            self.item = self.item or Shape()
-            self.item.learn(flatten(values), depth + 1)
+            self.item = self.item or Shape(self._room)
+            self.item.learn(flatten(present), depth + 1)
         elif self.kind == "struct":
-            self.fields = self.fields or Fields()
-            objects = [value for value in values if value is not None]
-            if len(set(self.fields.shapes).union(*objects)) > MAX_FIELDS:
+            self.fields = self.fields or Fields(self._room)
+            fields = len(set(self.fields.shapes).union(*present))
+            new = fields - len(self.fields.shapes)
+            if fields > MAX_FIELDS or new > self._room.left:
                 self.kind, self.fields = "string", None
             else:
-                self.fields.learn(objects, depth + 1)
+                self._room.left -= new
+                self.fields.learn(present, depth + 1)
 
     def type(self) -> pa.DataType | None:
         """The column's type; None while there is nothing to store: nulls, empty objects, lists of such."""
@@ -151,12 +166,22 @@ class Shape:
                 for key, _, shape, _ in self.fields.stored()
             ]
             return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
-        present = set(map(type, values))
-        if self.kind == "double" and int in present:
-            values = [None if value is None else float(value) for value in values]
-        elif self.kind == "string" and not present <= {str, type(None)}:
-            values = [value if value is None or isinstance(value, str) else json_text(value) for value in values]
-        return pa.array(values, of)
+        try:
+            return pa.array(values, of)
+        except (TypeError, ValueError):  # integers no double holds exactly, or what is to become JSON text
+            as_is, convert = (float, float) if self.kind == "double" else (str, json_text)
+            return pa.array([v if v is None or isinstance(v, as_is) else convert(v) for v in values], of)
+
+
+def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict[str, list[Any]]:
+    """The values of each field of `objects`, null where one lacks it."""
+    if len(objects) * len(names) <= 4 * sum(map(len, objects)):
+        return {name: [each.get(name) for each in objects] for name in names}
+    values: dict[str, list[Any]] = {name: [None] * len(objects) for name in names}
+    for row, each in enumerate(objects):  # many kinds of objects: look at what is there, not at all that is not
+        for name, value in each.items():
+            values[name][row] = value
+    return values
 
 
 def json_text(value: object) -> str:
@@ -164,10 +189,10 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _kinds(values: Iterable[Any]) -> set[str]:
-    kinds = {_KINDS[kind] for kind in set(map(type, values)) if kind in _KINDS}
+def _kinds(values: Sequence[Any]) -> set[str]:
+    kinds = {_KINDS[kind] for kind in set(map(type, values))}
     if "int64" in kinds:
-        whole = [value for value in values if isinstance(value, int)]
+        whole = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
         if min(whole) < -(2**63) or max(whole) >= 2**63:
             kinds.add("double")
     return kinds

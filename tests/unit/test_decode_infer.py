@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from jetcapture_py.decode import InferringJsonDecoder, conform, unify
+from tests.support.batches import batch_of, hostile, outcomes
+
+
+def decode(*documents: Any, by: InferringJsonDecoder | None = None) -> pa.RecordBatch:
+    """The fields of `documents`, all of which are decoded; a bytes object is a payload as it is."""
+    payloads = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in documents]
+    decoded = (by or InferringJsonDecoder()).decode(batch_of(payloads))
+    assert decoded.failures == ()
+    return decoded.fields
+
+
+def column(*values: Any) -> pa.Array:
+    """The one column that `values` make."""
+    return decode(*({"x": value} for value in values)).column("x")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
+    documents = [{"id": i, "name": f"n{i}", "more": {"list": [i, None]}} for i in range(100)]
+    mixed = hostile(seed, [json.dumps(document).encode() for document in documents])
+    rows = outcomes(InferringJsonDecoder().decode(batch_of([payload for payload, _ in mixed])), len(mixed))
+    for (payload, good), row in zip(mixed, rows, strict=True):
+        assert row == (json.loads(payload) if good else None)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([True, None], pa.bool_()),
+        ([1, -(2**63), 2**63 - 1], pa.int64()),
+        ([1.5, None], pa.float64()),
+        (["2026-01-01T00:00:00Z"], pa.string()),
+        ([[1], [], None, [None]], pa.list_(pa.int64())),
+        (
+            [{"a": 1, "b": {"c": [True]}}],
+            pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.list_(pa.bool_()))]))]),
+        ),
+    ],
+)
+def test_types_follow_the_values_and_lose_none(values: list[Any], expected: pa.DataType) -> None:
+    found = column(*values)
+    assert found.type == expected
+    assert found.to_pylist() == values
+
+
+def test_integers_widen_to_double_and_stay_so() -> None:
+    decoder = InferringJsonDecoder()
+    assert decode({"x": 1}, by=decoder).column("x").type == pa.int64()
+    assert decode({"x": 0.5}, {"x": 2}, by=decoder).column("x").to_pylist() == [0.5, 2.0]
+    assert decode({"x": 2**60 + 1}, by=decoder).column("x").to_pylist() == [float(2**60 + 1)]
+
+
+def test_integers_outside_int64_are_doubles() -> None:
+    assert column(1, 2**63).to_pylist() == [1.0, 2.0**63]
+    assert column(-(2**63) - 1).to_pylist() == [-(2.0**63)]
+
+
+def test_a_number_no_double_can_hold_fails_alone() -> None:
+    payloads = [
+        b'{"x": 1}',
+        b'{"x": 1e400}',
+        b'{"x": ' + b"9" * 400 + b"}",
+        b'{"x": ' + b"9" * 5000 + b"}",
+        b'{"x": 2}',
+    ]
+    rows = outcomes(InferringJsonDecoder().decode(batch_of(payloads)), 5)
+    assert rows == [{"x": 1}, None, None, None, {"x": 2}]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a", 1, 1.5, True, None], ["a", "1", "1.5", "true", None]),
+        ([{"a": [1]}, 1, "s"], ['{"a":[1]}', "1", "s"]),
+        ([[1, "é"], {}, False], ['[1,"é"]', "{}", "false"]),
+        ([True, 1], ["true", "1"]),
+    ],
+)
+def test_what_cannot_be_reconciled_is_json_text(values: list[Any], expected: list[Any]) -> None:
+    assert column(*values).to_pylist() == expected
+    assert column(*values[::-1]).to_pylist() == expected[::-1]
+
+
+def test_a_column_of_json_text_stays_one() -> None:
+    decoder = InferringJsonDecoder()
+    decode({"x": {"a": 1}}, by=decoder)
+    decode({"x": 1}, by=decoder)
+    assert decode({"x": {"a": 1, "b": None}}, by=decoder).column("x").to_pylist() == ['{"a":1,"b":null}']
+
+
+def test_mixed_items_make_a_list_of_json_texts() -> None:
+    assert column([1, "a", {"b": None}, None]).to_pylist() == [["1", "a", '{"b":null}', None]]
+
+
+def test_nested_objects_are_merged_field_by_field() -> None:
+    assert column({"a": 1}, {"b": {"c": "x"}}, {"a": 0.5}, {}, None).to_pylist() == [
+        {"a": 1.0, "b": None},
+        {"a": None, "b": {"c": "x"}},
+        {"a": 0.5, "b": None},
+        {"a": None, "b": None},
+        None,
+    ]
+
+
+def test_what_holds_nothing_gives_no_column() -> None:
+    fields = decode({"a": None, "b": {}, "c": [], "d": [None, {}], "e": {"f": None}, "g": 1})
+    assert fields.schema.names == ["g"]
+
+
+def test_documents_without_any_value_are_decoded_all_the_same() -> None:
+    decoded = InferringJsonDecoder().decode(batch_of([b"{}", b"[]", b'{"a": null}']))
+    assert decoded.fields.num_columns == 0
+    assert outcomes(decoded, 3) == [{}, None, {}]
+    assert InferringJsonDecoder().decode(batch_of([b"{}"])).messages is None
+
+
+def test_names_that_spark_takes_for_one_are_kept_apart_at_every_level() -> None:
+    fields = decode({"id": 1, "ID": 2, "Id": 3, "s": {"A": 1, "a": 2, "": 3}, "key": 4, "key_": 5, "_nats_seq": 6})
+    assert fields.to_pylist() == [
+        {
+            "ID": 2,
+            "Id_": 3,
+            "id__": 1,
+            "s": {"_": 3, "A": 1, "a_": 2},
+            "key_": 4,
+            "key__": 5,
+            "_nats_seq_": 6,
+        }
+    ]
+
+
+def test_a_name_once_given_is_kept() -> None:
+    decoder = InferringJsonDecoder()
+    decode({"id": 1}, by=decoder)
+    assert decode({"id": 1, "ID": 2}, by=decoder).to_pylist() == [{"id": 1, "ID_": 2}]
+
+
+def test_columns_of_earlier_batches_stay() -> None:
+    decoder = InferringJsonDecoder()
+    decode({"a": 1}, by=decoder)
+    assert decode({"b": "x"}, by=decoder).to_pylist() == [{"a": None, "b": "x"}]
+
+
+def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> None:
+    decoder = InferringJsonDecoder()
+    payloads = [json.dumps({f"c{i}": i}).encode() for i in range(1005)]
+    decoded = decoder.decode(batch_of([*payloads, b'{"c0": 1, "new": 2}', b'{"c0": 1, "c999": 2}']))
+    assert decoded.fields.num_columns == 1000
+    assert [each.index for each in decoded.failures] == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert {each.stage for each in decoded.failures} == {"schema"}
+    assert "no room for 'new'" in decoded.failures[-1].error
+    assert outcomes(decoder.decode(batch_of([b'{"c5": 7}', payloads[-1]])), 2)[1] is None
+
+
+def test_an_object_with_ever_new_fields_becomes_json_text() -> None:
+    assert column(*({f"c{i}": i} for i in range(1001)))[-1].as_py() == '{"c1000":1000}'
+
+
+def test_no_message_makes_the_schema_grow_without_end() -> None:
+    decoder = InferringJsonDecoder()
+    monster = {f"c{i}": {f"f{j}": j for j in range(100)} for i in range(200)}
+    row = decode(monster, by=decoder).to_pylist()[0]
+    assert [value if isinstance(value, dict) else json.loads(value) for value in row.values()] == list(monster.values())
+    assert sum(isinstance(value, dict) for value in row.values()) == 100
+    assert decode({"new": {"a": 1}}, by=decoder).to_pylist()[0]["new"] == '{"a":1}'
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+def test_deep_nesting_is_kept_as_json_text_or_fails_alone(opening: str, closing: str) -> None:
+    payloads = [
+        b'{"x": ' + opening.encode() * depth + b"1" + closing.encode() * depth + b"}"
+        for depth in [3, 40, 300, *range(430, 1100, 7), 10_000]
+    ]
+    rows = outcomes(InferringJsonDecoder().decode(batch_of(payloads)), len(payloads))
+    for payload, row in zip(payloads, rows, strict=True):
+        assert row is None or _text_of(row["x"]) == payload.decode()[len('{"x": ') : -1]
+    assert None not in rows[:3]
+    assert rows[-1] is None
+
+
+def _text_of(value: Any) -> str:
+    """The JSON that `value` was, when a string in it is JSON text."""
+    if isinstance(value, list):
+        return f"[{_text_of(value[0])}]"
+    return f'{{"a":{_text_of(value["a"])}}}' if isinstance(value, dict) else str(value)
+
+
+def test_inferred_columns_can_be_written_as_parquet(tmp_path: Any) -> None:
+    fields = decode({"a": [{"b": 1}, {}], "c": {"d": [], "e": [[None, "x"]]}, "n": None}, {"c": {}})
+    pq.write_table(pa.Table.from_batches([fields]), tmp_path / "x.parquet")
+    assert pq.read_table(tmp_path / "x.parquet").to_pylist() == fields.to_pylist()
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abAx"), inner, max_size=3),
+    max_leaves=8,
+)
+documents = st.dictionaries(st.sampled_from(["a", "b", "A", "key", "long name"]), values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(documents, min_size=1, max_size=4), min_size=1, max_size=4), st.data())
+def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
+    """Each document gives the same row alone as among its batch, by a decoder that has seen the same before."""
+    one, other = InferringJsonDecoder(), InferringJsonDecoder()
+    for batch in batches:
+        decode(*batch, by=one)
+        decode(*batch, by=other)
+    batch = data.draw(st.sampled_from(batches))
+    together = decode(*batch, by=one)
+    alone = [decode(document, by=other) for document in batch]
+    assert {each.schema for each in alone} == {together.schema}
+    assert [row for each in alone for row in each.to_pylist()] == together.to_pylist()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(documents, min_size=1, max_size=6))
+def test_every_value_is_found_again_in_its_row(batch: list[dict[str, Any]]) -> None:
+    """Scalars come back as themselves, as doubles or as JSON text; nulls and empties as null."""
+    rows = decode(*batch).to_pylist() or [{} for _ in batch]
+    names = {"key": "key_", "a": "a_" if any("A" in document for document in batch) else "a"}
+    for document, row in zip(batch, rows, strict=True):
+        for key, value in document.items():
+            if isinstance(value, bool | int | float | str):
+                found = row[names.get(key, key)]
+                assert found == value or json.loads(found) == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(documents, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_batches_of_different_replicas_always_fit_one_schema(batches: list[list[dict[str, Any]]]) -> None:
+    parts = [decode(*batch) for batch in batches]
+    schema = unify([part.schema for part in parts])
+    table = pa.Table.from_batches([conform(part, schema) for part in parts], schema)
+    table.validate(full=True)
+    assert table.num_rows == sum(part.num_rows for part in parts) or not schema.names

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, reject, settings
+
+from jetcapture_py.decode import JsonDecoder
+from tests.support.batches import Declared, batch_of, hostile, outcomes
+
+
+def decode(columns: dict[str, Declared], *payloads: bytes) -> list[dict[str, Any] | None]:
+    return outcomes(JsonDecoder(columns).decode(batch_of(payloads)), len(payloads))
+
+
+def values(declared: Declared, *texts: str) -> list[Any]:
+    """What each JSON text gives in a column; "failure" where its message fails. Each is decoded among the others."""
+    rows = decode({"x": declared}, *(f'{{"x": {text}}}'.encode() for text in texts))
+    alone = [decode({"x": declared}, f'{{"x": {text}}}'.encode())[0] for text in texts]
+    assert rows == alone
+    return ["failure" if row is None else row["x"] for row in rows]
+
+
+def utc(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)  # type: ignore[misc,arg-type]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
+    valid = [json.dumps({"id": i, "name": f"n{i}", "skipped": [i]}).encode() for i in range(100)]
+    mixed = hostile(seed, valid)
+    rows = decode({"id": Declared("int64"), "name": Declared("string")}, *(payload for payload, _ in mixed))
+    for (payload, good), row in zip(mixed, rows, strict=True):
+        document = json.loads(payload) if good else None
+        assert row == (document and {"id": document["id"], "name": document["name"]})
+
+
+def test_a_batch_of_nothing_but_failures_still_has_its_columns() -> None:
+    decoded = JsonDecoder({"id": Declared("int64")}).decode(batch_of([b"", None, b"[]"]))
+    assert decoded.fields.schema == pa.schema([("id", pa.int64())])
+    assert outcomes(decoded, 3) == [None, None, None]
+
+
+def test_an_empty_batch_gives_no_rows() -> None:
+    assert decode({"id": Declared("int64"), "l": Declared("list<struct<a: date>>")}) == []
+
+
+def test_messages_is_none_when_every_message_gives_a_row() -> None:
+    assert JsonDecoder({"id": Declared("int64")}).decode(batch_of([b"{}", b'{"id": 1}'])).messages is None
+
+
+def test_missing_and_null_are_null_and_the_last_duplicate_counts() -> None:
+    rows = decode({"id": Declared("int64")}, b"{}", b'{"id": null}', b'{"id": 1, "id": 2}')
+    assert rows == [{"id": None}, {"id": None}, {"id": 2}]
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("sign", ["", "u"])
+def test_integers_outside_their_range_fail(bits: int, sign: str) -> None:
+    low, high = (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    found = values(Declared(f"{sign}int{bits}"), str(low), str(high), str(low - 1), str(high + 1), "1" * 5000)
+    assert found == [low, high, "failure", "failure", "failure"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        ("int64", ["true", '"1"', "1.5", "1.0", "1e3", "[]", "{}"]),
+        ("bool", ["0", '"true"', "[]"]),
+        ("float64", ['"1"', "true", "1e400", "-1e400", "9" * 400]),
+        ("float32", ["3.5e38", "-3.5e38", '"1"']),
+        ("string", ["1", "true", "[]", "{}"]),
+        ("binary", ['"abc"', '"a b="', "1", '"a-_="']),
+        ("list<int64>", ["1", "{}", '["1"]', "[1, 2.5]", "[[1]]"]),
+        ("struct<a: int64>", ["1", "[]", '{"a": "1"}']),
+        ("map<string, int64>", ["1", "[]", '{"a": "1"}']),
+    ],
+)
+def test_no_type_is_coerced_into_another(kind: str, texts: list[str]) -> None:
+    assert values(Declared(kind), *texts, "null") == ["failure"] * len(texts) + [None]
+
+
+def test_floats_take_integers_and_keep_their_exact_value() -> None:
+    assert values(Declared("float64"), "1", "0.1", "-1e-300") == [1.0, 0.1, -1e-300]
+    assert values(Declared("float32"), "1.5", "3.4028234663852886e38") == [1.5, 3.4028234663852886e38]
+
+
+def test_binary_is_base64() -> None:
+    assert values(Declared("binary"), '"aGk="', '""') == [b"hi", b""]
+
+
+def test_decimals_are_exact_or_fail_alone() -> None:
+    texts = ["1.5", '"2.25"', "-0.10", "1e2", "1.500", "99999.99"]
+    bad = ["1.005", "100000", '"NaN"', '"Infinity"', '" 1"', '"1_0"', "true", "{}", '""', "1e999999999999999999999"]
+    expected = [Decimal(text) for text in ("1.50", "2.25", "-0.10", "100.00", "1.50", "99999.99")]
+    assert values(Declared("decimal(7, 2)"), *texts, *bad, "null") == [*expected, *["failure"] * len(bad), None]
+
+
+def test_a_decimal_of_38_digits_keeps_them_all() -> None:
+    digits = "12345678901234567890123456789012345678"
+    assert values(Declared("decimal(38, 0)"), digits, digits + "9") == [Decimal(digits), "failure"]
+
+
+def test_timestamps_need_a_zone_and_are_microseconds_in_utc() -> None:
+    good = {
+        "2026-01-31T12:00:00Z": utc(2026, 1, 31, 12),
+        "2026-01-31t12:00:00z": utc(2026, 1, 31, 12),
+        "2026-01-31 12:00:00+02:00": utc(2026, 1, 31, 10),
+        "2026-01-31T12:00:00.5-00:30": utc(2026, 1, 31, 12, 30, 0, 500_000),
+        "2026-01-31T12:00:00.123456Z": utc(2026, 1, 31, 12, 0, 0, 123_456),
+        "2026-01-31T12:00:00.1234569999999Z": utc(2026, 1, 31, 12, 0, 0, 123_456),
+        "0001-01-01T00:00:00Z": utc(1, 1, 1),
+        "9999-12-31T23:59:59.999999Z": utc(9999, 12, 31, 23, 59, 59, 999_999),
+    }
+    bad = [
+        "2026-01-31T12:00:00",
+        "2026-01-31",
+        "2026-01-31T12:00Z",
+        "2026-02-30T12:00:00Z",
+        "2026-01-31T24:00:00Z",
+        "2026-01-31T12:00:60Z",
+        "2026-01-31T12:00:00.Z",
+        "2026-01-31T12:00:00+24:00",
+        "2026-01-31T12:00:00+0200",
+        "9999-12-31T23:59:59-01:00",
+        "0001-01-01T00:00:00+01:00",
+        "0000-01-01T00:00:00Z",
+        "٢٠٢٦-01-31T12:00:00Z",
+        "2026-01-31T12:00:00Z\\n",
+        "",
+        "now",
+    ]
+    found = values(Declared("timestamp"), *(f'"{text}"' for text in [*good, *bad]), "1769860800", "null")
+    assert found == [*good.values(), *["failure"] * len(bad), "failure", None]
+
+
+@pytest.mark.parametrize(
+    ("unit", "good", "bad"),
+    [
+        ("s", {"1": 1_000_000, "1.5": 1_500_000, "-1": -1_000_000, "1700000000.123456": 1_700_000_000_123_456}, []),
+        ("ms", {"1": 1_000, "1.5": 1_500, "1e3": 1_000_000}, []),
+        ("us", {"1": 1, "-1": -1}, ["1.5", "1e3"]),
+        ("ns", {"1999": 1, "-1": -1}, ["1.5"]),
+    ],
+)
+def test_epoch_timestamps_count_their_unit(unit: str, good: dict[str, int], bad: list[str]) -> None:
+    bad = [*bad, "true", '"1"', "1e300", "9" * 25, "-" + "9" * 25, "9" * 4000]
+    found = values(Declared("timestamp", unit=unit), *good, *bad, "null")
+    stamps = [datetime.fromtimestamp(0, UTC) if v is None else v for v in found[: len(good)]]
+    assert [round((stamp - utc(1970, 1, 1)).total_seconds() * 1_000_000) for stamp in stamps] == list(good.values())
+    assert found[len(good) :] == [*["failure"] * len(bad), None]
+
+
+def test_dates_are_days_that_exist() -> None:
+    texts = ['"2024-02-29"', '"2023-02-29"', '"2024-2-9"', '"0000-01-01"', '"2024-02-29T00:00:00Z"', "1", "null"]
+    assert values(Declared("date"), *texts) == [date(2024, 2, 29), *["failure"] * 5, None]
+
+
+def test_a_json_column_holds_the_text_of_any_value() -> None:
+    texts = ['{"b": 1,  "a": [1.0, 1e2]}', '"é\\n"', "12345678901234567890123", "[]", "true", "null"]
+    assert values(Declared("json"), *texts) == [*texts[:-1], None]
+    assert values(Declared("list<json>"), '[1, null, "a", {"b": 2}]') == [["1", None, '"a"', '{"b": 2}']]
+
+
+def test_nested_types_hold_nulls_at_every_level() -> None:
+    kind = Declared(
+        "list<struct<sku: string, tags: list<string>, price: decimal(5, 2), at: timestamp, n: map<str, int>>>"
+    )
+    good = '[null, {}, {"sku": "a", "tags": [null, "t"], "price": 1.5, "at": "2026-01-01T00:00:00Z", "n": {"k": 1}}]'
+    nothing = {"sku": None, "tags": None, "price": None, "at": None, "n": None}
+    full = {"sku": "a", "tags": [None, "t"], "price": Decimal("1.50"), "at": utc(2026, 1, 1), "n": [("k", 1)]}
+    bad = ['[{}, {"price": 1.234}]', '[{"at": "2026-01-01"}]', '[{"n": {"k": 1.5}}]', '[{"sku": 1}]']
+    assert values(kind, good, *bad, "[]", "null") == [[None, nothing, full], *["failure"] * 4, [], None]
+
+
+def test_paths_reach_into_objects() -> None:
+    columns = {
+        "city": Declared("string", path="customer.address.city"),
+        "zip": Declared("string", path="customer.address.zip"),
+        "name": Declared("string", path="customer.name"),
+        "a.b": Declared("int64"),
+    }
+    rows = decode(
+        columns,
+        b'{"customer": {"name": "n", "address": {"city": "c", "zip": "z"}}, "a.b": 1}',
+        b'{"customer": {"address": null}}',
+        b"{}",
+        b'{"customer": []}',
+        b'{"customer": {"address": "here"}}',
+    )
+    nothing = {"city": None, "zip": None, "name": None, "a.b": None}
+    assert rows == [{"city": "c", "zip": "z", "name": "n", "a.b": 1}, nothing, nothing, None, None]
+
+
+def test_one_field_can_be_read_in_several_shapes() -> None:
+    columns = {
+        "customer": Declared("json"),
+        "id": Declared("int64", path="customer.id"),
+        "id_text": Declared("json", path="customer.id"),
+    }
+    rows = decode(columns, b'{"customer": {"id": 7}}', b'{"customer": {"id": "7"}}', b'{"customer": 7}', b"{}")
+    full = {"customer": '{"id": 7}', "id": 7, "id_text": "7"}
+    assert rows == [full, None, None, dict.fromkeys(full)]
+
+
+def test_names_the_archive_reserves_get_an_underscore() -> None:
+    assert decode({"key": Declared("int64")}, b'{"key": 1}') == [{"key_": 1}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "hint"),
+    [
+        ({"a": Declared("strng")}, "column 'a': unknown type 'strng': did you mean string"),
+        ({"a": Declared("int64"), "A": Declared("string")}, "one column to Spark"),
+        ({"key": Declared("int64"), "key_": Declared("string")}, "one column to Spark"),
+        ({"a": Declared("int64", unit="s")}, "column 'a': unit"),
+        ({"a": Declared("timestamp", unit="h")}, "column 'a': unit"),
+        ({"a": Declared("int64", path="a..b")}, "column 'a': path"),
+        ({"a": Declared("int64", path="")}, "column 'a': path"),
+        ({'a"b': Declared("int64")}, "no quotes, backslashes or control characters"),
+        ({"a": Declared("int64", path="b\\.c")}, "no quotes, backslashes or control characters"),
+    ],
+)
+def test_wrong_declarations_are_refused_when_the_decoder_is_made(columns: dict[str, Declared], hint: str) -> None:
+    with pytest.raises(ValueError, match=hint) as caught:
+        JsonDecoder(columns)
+    assert str(caught.value).isprintable()
+
+
+COLUMNS = {
+    "identity": Declared("int32"),
+    "price": Declared("float64"),
+    "name": Declared("string"),
+    "flag": Declared("bool"),
+    "created": Declared("timestamp"),
+    "items": Declared("list<int64>"),
+    "city": Declared("string", path="customer.city"),
+}
+STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+
+
+def reference(payload: bytes) -> dict[str, Any] | None:
+    """What `COLUMNS` should give for one payload, by the standard library."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(pairs) != len(dict(pairs)):
+            reject()
+        return dict(pairs)
+
+    def constant(name: str) -> None:
+        raise ValueError(name)
+
+    try:
+        document = json.loads(payload.decode(), parse_constant=constant, object_pairs_hook=unique)
+        json.dumps(document, ensure_ascii=False).encode()  # refuses lone surrogates
+        if not isinstance(document, dict):
+            return None
+        customer = document.get("customer")
+        if type(customer) not in (dict, type(None)):
+            return None
+        found = {name: document.get(name) for name in COLUMNS if name != "city"} | {
+            "city": (customer or {}).get("city")
+        }
+        return {name: None if value is None else _checked(name, value) for name, value in found.items()}
+    except (ValueError, OverflowError):
+        return None
+
+
+def _checked(name: str, value: Any) -> Any:
+    kind = type(value)
+    if name == "price" and kind in (int, float) and abs(float(value)) != float("inf"):
+        return float(value)
+    if name == "created" and kind is str and STAMP.fullmatch(value):
+        return datetime.fromisoformat(value.upper()).astimezone(UTC)
+    if name == "items" and kind is list and all(v is None or _is_int(v, 64) for v in value):
+        return value
+    if (name == "identity" and _is_int(value, 32)) or (name == "flag" and kind is bool):
+        return value
+    if name in ("name", "city") and kind is str:
+        return value
+    raise ValueError(name)
+
+
+def _is_int(value: Any, bits: int) -> bool:
+    return type(value) is int and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-9, 9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat())
+)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner)
+)
+documents = st.fixed_dictionaries(
+    {},
+    optional={
+        "identity": st.integers(-9, 9) | scalars,
+        "price": st.floats(allow_nan=False, allow_infinity=False) | scalars,
+        "name": st.text(max_size=8) | scalars,
+        "flag": st.booleans() | scalars,
+        "created": st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat()) | scalars,
+        "items": st.lists(st.integers(-9, 9) | st.none(), max_size=4) | anything,
+        "customer": st.fixed_dictionaries({}, optional={"city": st.text(max_size=5) | scalars}) | anything,
+        "unknown field": anything,
+    },
+)
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> bytes:
+    text = bytearray(json.dumps(draw(documents), ensure_ascii=draw(st.booleans())).encode(errors="surrogatepass"))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
+        at = draw(st.integers(0, len(text)))
+        text[at : at + draw(st.integers(0, 2))] = draw(
+            st.sampled_from([b"", b'"', b"{", b"}", b",", b"1", b"\xff", b" "])
+        )
+    return bytes(text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(payloads(), min_size=1, max_size=8))
+def test_each_message_of_a_batch_gives_what_the_standard_library_makes_of_it_alone(batch: list[bytes]) -> None:
+    expected = [reference(payload) for payload in batch]
+    assert decode(COLUMNS, *batch) == expected
+    assert [decode(COLUMNS, payload)[0] for payload in batch] == expected

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.decode import conform, unify
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    arrays = [each if isinstance(each, pa.Array) else pa.array(each) for each in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def together(*batches: pa.RecordBatch) -> list[dict[str, Any]]:
+    schema = unify([each.schema for each in batches])
+    table = pa.Table.from_batches([conform(each, schema) for each in batches], schema)
+    table.validate(full=True)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def test_equal_schemas_are_left_alone() -> None:
+    one, other = batch(a=[1]), batch(a=[2])
+    schema = unify([one.schema, other.schema])
+    assert schema is one.schema or schema.equals(one.schema)
+    assert conform(other, schema) is other
+
+
+def test_missing_columns_are_null_in_the_order_of_first_appearance() -> None:
+    assert [list(row.items()) for row in together(batch(b=[1]), batch(a=["x"], b=[2]))] == [
+        [("b", 1), ("a", None)],
+        [("b", 2), ("a", "x")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (pa.array([1]), pa.array([0.5]), [1.0, 0.5]),
+        (pa.array([2**60 + 1]), pa.array([0.5]), [float(2**60 + 1), 0.5]),
+        (pa.array([1], pa.int8()), pa.array([2**40]), [1, 2**40]),
+        (pa.array([None]), pa.array(["x"]), [None, "x"]),
+        (pa.array([1, None]), pa.array(["x"]), ["1", None, "x"]),
+        (pa.array([True]), pa.array([1]), ["true", "1"]),
+        (pa.array([{"a": 1, "b": None}]), pa.array(["x"]), ['{"a":1}', "x"]),
+        (pa.array([[1, None]]), pa.array([0.5]), ["[1,null]", "0.5"]),
+        (pa.array([[1], None, []]), pa.array([[0.5]]), [[1.0], None, [], [0.5]]),
+        (pa.array([[1], [None]]), pa.array([["x"]]), [["1"], [None], ["x"]]),
+        (
+            pa.array([{"a": 1}, None]),
+            pa.array([{"a": 0.5, "b": [{"c": 1}]}]),
+            [{"a": 1.0, "b": None}, None, {"a": 0.5, "b": [{"c": 1}]}],
+        ),
+        (
+            pa.array([[{"a": 1}, None], None]),
+            pa.array([[{"a": "x", "b": True}]]),
+            [[{"a": "1", "b": None}, None], None, [{"a": "x", "b": True}]],
+        ),
+        (
+            pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+            pa.array([["x"]]),
+            ['{"k":1}', '["x"]'],
+        ),
+        (pa.array([0], pa.timestamp("us", "UTC")), pa.array(["x"]), ["1970-01-01T00:00:00Z", "x"]),
+    ],
+)
+def test_types_are_reconciled_and_no_value_is_lost(one: pa.Array, other: pa.Array, expected: list[Any]) -> None:
+    assert [row["x"] for row in together(batch(x=one), batch(x=other))] == expected
+    swapped = together(batch(x=other), batch(x=one))
+    assert [row["x"] for row in swapped[len(other) :] + swapped[: len(other)]] == expected
+
+
+def test_names_that_differ_in_case_are_one_column() -> None:
+    assert together(batch(ID=[1]), batch(id=[2])) == [{"ID": 1}, {"ID": 2}]
+    assert together(batch(s=[{"A": 1}]), batch(s=[{"a": 0.5}])) == [{"s": {"A": 1.0}}, {"s": {"A": 0.5}}]
+
+
+def test_slices_give_the_values_of_their_own_rows() -> None:
+    whole = batch(x=[[{"a": 1}], None, [{"a": 2}, {"a": 3}], [None]], y=[{"b": [1]}, None, {"b": None}, {"b": [2, 3]}])
+    other = batch(x=[[{"a": 0.5, "z": "z"}]], y=[{"b": ["t"], "c": 1}])
+    schema = unify([whole.schema, other.schema])
+    complete = conform(whole, schema).to_pylist()
+    for start in range(5):
+        for length in range(5 - start):
+            assert conform(whole.slice(start, length), schema).to_pylist() == complete[start : start + length]
+
+
+def test_many_schemas_give_the_same_columns_in_any_order() -> None:
+    schemas = [batch(x=values).schema for values in ([1], [0.5], [[1]], [None])]
+    assert unify(schemas) == unify(schemas[::-1]) == pa.schema([("x", pa.string())])
