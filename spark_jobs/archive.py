@@ -38,6 +38,11 @@ LONGEST_INTERVAL = timedelta(days=1)
 
 _HADOOP_SCHEMES = {"s3": "s3a", "az": "abfs", "gcs": "gs"}
 _FOOTER_THREADS = 32
+_QUARANTINE = (
+    f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
+    f"{layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, {layout.PAYLOAD} binary, "
+    f"{layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, date string, hour string"
+)
 
 
 def session(app_name: str) -> SparkSession:
@@ -48,19 +53,19 @@ def session(app_name: str) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        # workers import this package from where the driver did, installed or not
+        "spark.executorEnv.PYTHONPATH": str(Path(layout.__file__).resolve().parents[1]),
     }
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has started the JVM, and chosen the master
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and decided on these
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= {
             "spark.master": "local[*]",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # workers import this package from where the driver did, installed or not
-            "spark.executorEnv.PYTHONPATH": str(Path(layout.__file__).resolve().parents[1]),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "ERROR",
         }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -102,11 +107,10 @@ def read_archive(
     chosen = [name for name in names if _may_hold(name, start, end)]
     if chosen:
         frame = _read(archive, chosen, columns, dedupe)
-    else:  # nothing in this range: no rows, with the columns that the stream's last object has
-        known = names or archive.objects(None)
-        if not known:
-            raise JetcaptureError(archive.missing())
+    elif known := names or archive.objects(None):  # no rows, with the columns that the stream's last object has
         frame = _read(archive, [max(known, key=lambda name: name.bucket)], columns, "none").where(sf.expr("false"))
+    else:
+        frame = archive.nothing()
     if start is not None:
         frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(start))
     if end is not None:
@@ -193,14 +197,17 @@ class _Archive:
             raise JetcaptureError(f"cannot list {self.url}: {error}") from error
         return paths
 
-    def missing(self) -> str:
-        what = "quarantine" if self.quarantine else "archive"
+    def nothing(self) -> DataFrame:
+        """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""
         try:
             entries = [str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False)]
-        except Exception:  # it only adds to a message that says what is wrong already
+        except Exception:  # it would only add to a message that says what is wrong already
             entries = []
+        if self.quarantine and self.stream in entries:
+            return self.spark.createDataFrame([], _QUARANTINE)
         streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-        return f"no {what} of stream {self.stream} under {self.url}" + f"; there are: {streams}" * bool(streams)
+        known = f"; there are: {streams}" if streams else ""
+        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")
 
     def frame(self, names: Iterable[ObjectName], schema: st.StructType) -> DataFrame:
         """What Spark reads natively. An explicit schema keeps partition values strings; no path is a pattern."""

@@ -330,8 +330,13 @@ class TestArchive:
         archive.write([1], stream="OTHER")
         with pytest.raises(JetcaptureError, match=r"no archive of stream ORDERS .*; there are: OTHER"):
             read_archive(spark, archive.url, "ORDERS")
-        with pytest.raises(JetcaptureError, match="no quarantine of stream OTHER"):
-            read_archive(spark, archive.url, "OTHER", quarantine=True)
+        with pytest.raises(JetcaptureError, match="no archive of stream ORDERS"):
+            read_archive(spark, archive.url, "ORDERS", quarantine=True)
+
+    def test_an_empty_quarantine_is_a_table_without_rows(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1])
+        frame = read_archive(spark, archive.url, "ORDERS", quarantine=True, start=at(0), columns=["stage", "date"])
+        assert (frame.count(), frame.columns) == (0, ["stage", "date"])
 
     def test_a_store_that_spark_has_no_file_system_for_is_a_clear_error(self, spark: SparkSession) -> None:
         with pytest.raises(JetcaptureError, match="Spark cannot read memory:// URLs"):
