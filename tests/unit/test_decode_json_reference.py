@@ -22,7 +22,7 @@ COLUMNS = {
     "items": Declared("list<int64>"),
     "city": Declared("string", path="customer.city"),
 }
-STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+STAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:[0-5]\d)", re.ASCII | re.IGNORECASE)
 
 
 def reference(payload: bytes) -> dict[str, Any] | None:
