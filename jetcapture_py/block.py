@@ -20,6 +20,9 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.route import Run
 
+Reply = bytes
+"""An ack subject."""
+
 CHUNK_OVERHEAD = 8192
 """Bytes that a chunk costs beside its columns' buffers (measured: a record batch's objects and buffers)."""
 BLOCK_OVERHEAD = 1024
@@ -102,7 +105,7 @@ class Block:
     bytes: int = BLOCK_OVERHEAD
     sealed_by: str = ""
     _pieces: list[tuple[Chunk, int]] = field(default_factory=list)
-    _replies: list[pa.BinaryArray] = field(default_factory=list)
+    _replies: list[Reply] | None = None
 
     def attach(self, chunk: Chunk, index: int) -> None:
         """Take run `index` of `chunk`, whose rows and bytes are counted already."""
@@ -112,14 +115,15 @@ class Block:
         """The block's rows, in the order of arrival, without a copy."""
         return [chunk.run(index) for chunk, index in self._pieces]
 
-    def replies(self) -> list[pa.BinaryArray]:
+    def replies(self) -> list[Reply]:
         """The ack subjects of the block's messages, also after `release`."""
-        return self._replies or [batch.column(REPLY) for batch in self.batches()]
+        if self._replies is not None:
+            return self._replies
+        return [reply for batch in self.batches() for reply in batch.column(REPLY).to_pylist()]
 
     def release(self) -> None:
         """Give the rows' memory back; only the ack subjects are kept."""
-        replies = self.replies()
-        self._replies = [pa.concat_arrays(replies)] if replies else []
+        self._replies = self.replies()
         for chunk, index in self._pieces:
             chunk.release(index)
         self._pieces = []

@@ -19,7 +19,7 @@ from jetcapture_py.block import Block, Blocks, SealRules
 from jetcapture_py.config import Config
 from jetcapture_py.decode import make_decoder
 from jetcapture_py.encode import EncodedBlock, Encoder
-from jetcapture_py.errors import DrainError, PermanentStoreError
+from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError
 from jetcapture_py.log import event
 from jetcapture_py.prepare import Preparer
 from jetcapture_py.route import KeyFunction, TemplateKey
@@ -63,7 +63,7 @@ class Capture:
         self.prepare = Preparer(
             stream=source.stream,
             consumer=source.consumer,
-            decoder=decoder or make_decoder(config.decode),
+            decoder=decoder or _decoder(config),
             key=key or TemplateKey(config.key),
             interval=int(block.interval),
             keep_payload=config.decode.keep_payload,
@@ -216,3 +216,10 @@ class Capture:
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+
+def _decoder(config: Config) -> Decoder:
+    try:
+        return make_decoder(config.decode)
+    except ValueError as error:
+        raise ConfigError(f"decode.columns: {error}") from error

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,29 +104,37 @@ class Encoder:
             "messages": str(messages),
             "rows": str(name.rows),
             "sealed_by": sealed_by,
-            "schema_id": layout.schema_id(f"{f.name}:{f.type}" for f in schema),
+            "schema_id": _schema_id(schema),
         }
         if name.key is not None:
             own["key"] = name.key
         return {layout.METADATA_PREFIX + key: value for key, value in own.items()}
 
     def _write(self, table: pa.Table, metadata: Mapping[str, str]) -> pa.Buffer:
-        names = table.schema.names
         sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(
-            sink,
-            table.schema,
-            compression=self.compression,
-            use_dictionary=[leaf for f in table.schema if f.name not in (*_DELTA, *_OPAQUE) for leaf in _leaves(f)],
-            column_encoding=dict.fromkeys((c for c in _DELTA if c in names), "DELTA_BINARY_PACKED"),
-            write_statistics=[leaf for f in table.schema if f.name not in _OPAQUE for leaf in _leaves(f)],
-            write_page_checksum=True,
-            store_schema=False,
-        ) as writer:
+        with pq.ParquetWriter(sink, table.schema, compression=self.compression, **_settings(table.schema)) as writer:
             rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
             writer.write_table(table, row_group_size=max(rows, 1024))
             writer.add_key_value_metadata(metadata)
         return sink.getvalue()
+
+
+@lru_cache(maxsize=256)
+def _settings(schema: pa.Schema) -> dict[str, Any]:
+    """How the columns of `schema` are written."""
+    leaves = {column.name: list(_leaves(column)) for column in schema}
+    return {
+        "use_dictionary": [leaf for name in leaves if name not in (*_DELTA, *_OPAQUE) for leaf in leaves[name]],
+        "column_encoding": dict.fromkeys((name for name in _DELTA if name in leaves), "DELTA_BINARY_PACKED"),
+        "write_statistics": [leaf for name in leaves if name not in _OPAQUE for leaf in leaves[name]],
+        "write_page_checksum": True,
+        "store_schema": False,
+    }
+
+
+@lru_cache(maxsize=256)
+def _schema_id(schema: pa.Schema) -> str:
+    return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
 
 
 def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import nats.errors
-import pyarrow as pa
 
 from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
 from jetcapture_py.config import Config
@@ -338,18 +337,17 @@ class Source:
         """How many messages this replica may hold: the consumer's limit less what other replicas hold."""
         return max(1, self.state.max_ack_pending - self._others)
 
-    async def ack(self, replies: Sequence[pa.BinaryArray]) -> bool:
+    async def ack(self, replies: Sequence[bytes]) -> bool:
         """Acknowledge stored messages in bulk, the last one confirmed by the server; whether it was.
 
         Acks on one connection are processed in order, so the last one's confirmation stands for all.
         """
-        subjects = [reply for array in replies for reply in array.to_pylist()]
         reconnects = self.reconnects
-        await self._send(subjects[:-1], b"+ACK")
+        await self._send(replies[:-1], b"+ACK")
         try:
-            await self._client.request(subjects[-1].decode(), b"+ACK", timeout=CONFIRM_TIMEOUT)
+            await self._client.request(replies[-1].decode(), b"+ACK", timeout=CONFIRM_TIMEOUT)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            event(log, logging.WARNING, "ack.unconfirmed", messages=len(subjects), error=error)
+            event(log, logging.WARNING, "ack.unconfirmed", messages=len(replies), error=error)
             return False
         return reconnects == self.reconnects
 

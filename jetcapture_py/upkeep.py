@@ -52,8 +52,7 @@ def held_replies(capture: Capture) -> list[bytes]:
     """The ack subjects of every message that was received and not acknowledged."""
     replies = [*capture.source.waiting_replies(), *capture.preparing.replies]
     for block in capture.blocks:
-        for array in block.replies():
-            replies += array.to_pylist()
+        replies += block.replies()
     return replies
 
 
