@@ -17,12 +17,13 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error, ProtocolError
-from nats.protocol.parser import Parser
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 OBJECT_OVERHEAD = 320
 """Bytes that one received message costs beside its content, as four Python byte strings in lists."""
 
 _MAX_CONTROL_LINE = 1 << 20
+_MAX_DIGITS = 12
 
 
 @dataclass(slots=True)
@@ -195,8 +196,11 @@ class FrameParser(Parser):
                 return  # that frame ended the connection
         self._parts = [buffer[position:]] if position < len(buffer) else []
         self._buffered = len(buffer) - position
+        if self._buffered > _MAX_CONTROL_LINE and not self._needed:
+            raise ProtocolError
 
     async def _delegate(self, frame: bytes) -> None:
+        epoch = self._epoch
         try:
             await super().parse(frame)
         except ProtocolError:
@@ -204,6 +208,8 @@ class FrameParser(Parser):
         except Exception as error:
             # Anything else would end nats-py's read loop silently; a protocol error makes it reconnect.
             raise ProtocolError from error
+        if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
+            raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
 
     def _take(self, buffer: bytes, position: int) -> tuple[int, bytes]:
         """Take frames from `position` on, up to one that is not ours, which is returned with the place behind it.
@@ -219,8 +225,6 @@ class FrameParser(Parser):
         while position < end_of_buffer:
             eol = find(b"\r\n", position)
             if eol < 0:
-                if end_of_buffer - position > _MAX_CONTROL_LINE:
-                    raise ProtocolError
                 break
             args = buffer[position:eol].split(b" ")
             start = eol + 2
@@ -275,6 +279,6 @@ class FrameParser(Parser):
 def _frame_length(line: bytes, position: int, start: int) -> int:
     """Length in bytes of the frame whose control line is `line`; payload and its line end included."""
     args: list[Any] = line.split()
-    if args and args[0] in (b"MSG", b"HMSG") and args[-1].isdigit():
+    if args and args[0] in (b"MSG", b"HMSG") and args[-1].isdigit() and len(args[-1]) <= _MAX_DIGITS:
         return start - position + int(args[-1]) + 2
     return start - position
