@@ -94,6 +94,21 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM until the block is done."""
+    seen: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, lambda number, _: seen.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+    if seen:
+        raise KeyboardInterrupt
+
+
 def _check_prerequisites() -> None:
     _server_binary()
     if importlib.util.find_spec("pyspark") is None:
@@ -276,8 +291,9 @@ class _Demo:
         from spark_jobs.archive import archive_view, session
 
         with self.console.status("Spark starts …"):
-            spark = session("jetcapture demo")
-            stack.callback(spark.stop)
+            with _interrupted_later():  # a JVM that PySpark has not finished starting would be left behind
+                spark = session("jetcapture demo")
+                stack.callback(spark.stop)
             spark.conf.set("spark.sql.shuffle.partitions", "4")
             for view, quarantine in (("archive", False), ("quarantine", True)):
                 archive_view(spark, self.archive.as_uri(), STREAM, view, quarantine=quarantine)

@@ -16,6 +16,7 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -193,7 +194,8 @@ async def _publish(
             await publisher.flush()
             return publisher.published, publisher.duplicates
     finally:
-        await nc.close()
+        with suppress(OSError):  # closing passes on what a dead server did to the socket, over the error that matters
+            await nc.close()
 
 
 async def _publish_batch(publisher: Publisher, batch: pa.RecordBatch) -> None:
