@@ -14,6 +14,8 @@ from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, Failure, MessageBatch
 from jetcapture_py.wire import Received
 
 _VERSION = b"NATS/1.0\r\n"
+_MOST_DELIVERED = (1 << 31) - 1
+_PREFIX = b"$JS.ACK."
 _SHORT, _LONG = 9, 11
 """Tokens of an ack subject: nine, or eleven and more with domain and account hash in front of the stream (ADR-15)."""
 
@@ -51,7 +53,7 @@ def assemble(stream: str, consumer: str, received: Received) -> Assembled:
         subjects,
         pa.array(seq, pa.int64()),
         pa.array(nanoseconds // 1000, pa.timestamp("us", "UTC")),
-        pa.array(delivered.astype(np.int32), pa.int32()),
+        pa.array(np.minimum(delivered, _MOST_DELIVERED).astype(np.int32), pa.int32()),
         headers,
         binary_array(received.payloads),
         binary_array(received.replies),
@@ -87,9 +89,12 @@ def _ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[N
         try:
             places = np.arange(len(counts)) * width + base
             names = flat.take(pa.array(places + 2)), flat.take(pa.array(places + 3))
-            if pc.all(pc.equal(names[0], stream.encode())).as_py() is not False and (
-                pc.all(pc.equal(names[1], consumer.encode())).as_py() is not False
-            ):
+            ours = (
+                pc.starts_with(replies, _PREFIX),
+                pc.equal(names[0], stream.encode()),
+                pc.equal(names[1], consumer.encode()),
+            )
+            if all(pc.all(each).as_py() for each in ours):
                 return _numbers(flat, places), None
         except (pa.ArrowInvalid, ValueError):
             pass
@@ -98,7 +103,10 @@ def _ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[N
 
 def _numbers(flat: pa.BinaryArray, places: Any) -> Numbers:
     def column(token: int) -> Any:
-        return flat.take(pa.array(places + token)).cast(pa.string()).cast(pa.int64()).to_numpy()
+        texts = flat.take(pa.array(places + token)).cast(pa.string())
+        if not pc.all(pc.ascii_is_decimal(texts)).as_py():
+            raise ValueError("signs and hexadecimal digits, which Arrow reads, are not the server's")
+        return texts.cast(pa.int64()).to_numpy()
 
     return column(4), column(5), column(7)
 
