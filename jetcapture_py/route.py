@@ -104,7 +104,7 @@ def _column(part: Part, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Strin
         return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
     if part.kind == "header":
         return _header(batch.column(layout.HEADERS), str(part.value))
-    return _field(fields, str(part.value))
+    return _field(fields, str(part.value), len(batch))
 
 
 def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
@@ -119,8 +119,11 @@ def _padded(lists: pa.ListArray) -> pa.ListArray:
     return pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, pa.scalar(None, lists.type))
 
 
-def _field(fields: pa.RecordBatch, path: str) -> pa.StringArray:
-    """A decoded field by its column name, or by a path through structs, as text; null where it is not a scalar."""
+def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
+    """A decoded field by its column name, or by a path through structs, as text; null where it is not a scalar.
+
+    `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
+    """
     column = None
     for name in (path, layout.field_name(path)):
         if name in fields.schema.names:
@@ -136,7 +139,7 @@ def _field(fields: pa.RecordBatch, path: str) -> pa.StringArray:
                 break
             column = pc.struct_field(column, step)
     if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-        return pa.nulls(fields.num_rows, pa.string())
+        return pa.nulls(rows, pa.string())
     return column.cast(pa.string())
 
 
