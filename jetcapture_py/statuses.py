@@ -59,7 +59,7 @@ def parse_status(block: bytes) -> Status:
     line = block.split(b"\r\n", 1)[0].decode("utf-8", "replace")
     _, _, rest = line.partition(" ")
     code, _, text = rest.strip().partition(" ")
-    number = int(code) if code.isascii() and code.isdigit() else 0
+    number = int(code) if code.isascii() and code.isdigit() and len(code) == 3 else 0
     reaction = _CODES.get(number, Reaction.PULL_LATER)
     if number == 409:
         lowered = text.lower()
