@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, date, datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jetcapture_py import layout
+from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
+from jetcapture_py.route import Part, TemplateKey, buckets, group, parse_template
+
+NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
+
+
+def batch(*subjects: str, headers: list[dict[str, list[str]] | None] | None = None) -> MessageBatch:
+    count = len(subjects)
+    given_ = {
+        layout.SUBJECT: pa.array(subjects, pa.string()),
+        layout.HEADERS: pa.array(
+            [None if each is None else list(each.items()) for each in headers or [None] * count], HEADERS_TYPE
+        ),
+    }
+    arrays = [given_.get(field.name, pa.nulls(count, field.type)) for field in ENVELOPE]
+    return MessageBatch(stream="S", rows=pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE))
+
+
+def keys(template: str, messages: MessageBatch, fields: pa.RecordBatch = NO_FIELDS) -> list[str | None]:
+    """The keys of a batch; each message alone, and slices of the batch, must give the same."""
+    key = TemplateKey(template)
+    found = key(messages, fields)
+    assert found.type == pa.string()
+    assert len(found) == len(messages)
+    for size in (1, 2):
+        apart: list[str | None] = []
+        for start in range(0, len(messages), size):
+            part = messages.slice(start, min(size, len(messages) - start))
+            piece = fields.slice(start, len(part)) if fields.num_columns else fields
+            apart += key(part, piece).to_pylist()
+        assert apart == found.to_pylist()
+    return list(found.to_pylist())
+
+
+def field_keys(template: str, **columns: Any) -> list[str | None]:
+    fields = pa.RecordBatch.from_pydict(columns)
+    return keys(template, batch(*["s"] * fields.num_rows), fields)
+
+
+# ------------------------------------------------------------------ templates
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("", ()),
+        ("plain", (Part("text", "plain"),)),
+        ("{subject}", (Part("subject"),)),
+        ("{subject[0]}", (Part("token", 0),)),
+        ("{subject[12]}", (Part("token", 12),)),
+        ("{header.X-Tenant}", (Part("header", "X-Tenant"),)),
+        ("{header.a.b}", (Part("header", "a.b"),)),
+        ("{region}", (Part("field", "region"),)),
+        ("{a.b.c}", (Part("field", "a.b.c"),)),
+        ("{größe}", (Part("field", "größe"),)),
+        ("{subjects}", (Part("field", "subjects"),)),
+        ("{headers}", (Part("field", "headers"),)),
+        ("a-{region}", (Part("text", "a-"), Part("field", "region"))),
+        ("{subject[1]}/{region}!", (Part("token", 1), Part("text", "/"), Part("field", "region"), Part("text", "!"))),
+    ],
+)
+def test_a_template_is_read_part_by_part(template: str, parts: tuple[Part, ...]) -> None:
+    assert parse_template(template) == parts
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{",
+        "}",
+        "{}",
+        "a{b",
+        "a}b",
+        "{{subject}}",
+        "{subject[}",
+        "{subject[]}",
+        "{subject[-1]}",
+        "{subject[1}",
+        "{subject[x]}",
+        "{subject[12345]}",
+        "{a b}",
+        "{ subject }",
+        "{header.}{",
+        "{header.A B}",
+        "{a[0]}",
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused_in_one_line(template: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot read|unbalanced braces") as caught:
+        parse_template(template)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_template_gives_no_key() -> None:
+    assert keys("", batch("a", "b")) == [None, None]
+
+
+def test_text_alone_is_the_key_of_every_message() -> None:
+    assert keys("all", batch("a", "b")) == ["all", "all"]
+
+
+def test_the_subject_is_the_key() -> None:
+    assert keys("{subject}", batch("orders.eu", "größe.ü")) == ["orders.eu", "größe.ü"]
+
+
+def test_a_token_counts_from_zero_and_a_missing_one_means_no_key() -> None:
+    messages = batch("orders.eu.1", "orders", "a.b", "..x")
+    assert keys("{subject[0]}", messages) == ["orders", "orders", "a", ""]
+    assert keys("{subject[1]}", messages) == ["eu", None, "b", ""]
+    assert keys("{subject[2]}", messages) == ["1", None, None, "x"]
+    assert keys("{subject[9]}", messages) == [None] * 4
+    assert keys("r-{subject[1]}", messages) == ["r-eu", None, "r-b", "r-"]
+
+
+def test_the_first_value_of_a_repeated_header_is_the_key() -> None:
+    messages = batch(
+        *"abcdefg",
+        headers=[{"T": ["one", "two"]}, None, {}, {"t": ["x"]}, {"T": []}, {"T": [""]}, {"A": ["1"], "T": ["ü"]}],
+    )
+    assert keys("{header.T}", messages) == ["one", None, None, None, None, "", "ü"]
+    assert keys("t-{header.T}", messages) == ["t-one", None, None, None, None, "t-", "t-ü"]
+    assert keys("{header.Missing}", messages) == [None] * 7
+
+
+def test_a_header_of_a_batch_without_headers_is_no_key() -> None:
+    assert keys("{header.T}", batch("a", "b")) == [None, None]
+
+
+def test_a_decoded_field_is_the_key_as_text() -> None:
+    assert field_keys("{x}", x=["a", None, "", "ü"]) == ["a", None, "", "ü"]
+    assert field_keys("{x}", x=[1, None, -(1 << 63)]) == ["1", None, "-9223372036854775808"]
+    assert field_keys("{x}", x=[True, False, None]) == ["true", "false", None]
+    assert field_keys("{x}", x=[1.5, -0.25, None]) == ["1.5", "-0.25", None]
+    assert field_keys("{x}", x=[date(2024, 2, 29)]) == ["2024-02-29"]
+    assert field_keys("{x}", x=pa.nulls(2)) == [None, None]
+    assert field_keys("{x}", x=pa.array([datetime(2024, 1, 2, tzinfo=UTC)], pa.timestamp("us", "UTC"))) == [
+        "2024-01-02 00:00:00.000000Z"
+    ]
+
+
+def test_a_field_of_a_dictionary_encoded_column_is_the_key() -> None:
+    assert field_keys("{x}", x=pa.array(["a", "b", None, "a"]).dictionary_encode()) == ["a", "b", None, "a"]
+
+
+def test_a_field_that_is_not_a_scalar_is_no_key() -> None:
+    assert field_keys("{x}", x=[["a"], []]) == [None, None]
+    assert field_keys("{x}", x=[{"a": 1}, None]) == [None, None]
+    assert field_keys("{x}", x=[b"a", b"b"]) == [None, None]
+
+
+def test_a_path_leads_through_structs() -> None:
+    column = pa.array([{"b": {"c": 1}}, {"b": {"c": None}}, {"b": None}, None])
+    assert field_keys("{a.b.c}", a=column) == ["1", None, None, None]
+    assert field_keys("{a.b}", a=column) == [None] * 4
+    assert field_keys("{a.x}", a=column) == [None] * 4
+    assert field_keys("{a.b.c.d}", a=column) == [None] * 4
+    assert field_keys("{x.b.c}", a=column) == [None] * 4
+
+
+def test_a_column_whose_name_has_a_dot_comes_before_a_path() -> None:
+    columns = {"a.b": ["column", None], "a": [{"b": "path"}, {"b": "path"}]}
+    assert field_keys("{a.b}", **columns) == ["column", None]
+
+
+def test_a_field_with_a_reserved_name_is_found_under_its_column_name() -> None:
+    assert field_keys("{key}", key_=["k"]) == ["k"]
+    assert field_keys("{Date}", Date_=["d"]) == ["d"]
+    assert field_keys("{_nats_seq}", _nats_seq_=[7]) == ["7"]
+    assert field_keys("{hour.minute}", hour_=[{"minute": 5}]) == ["5"]
+
+
+@pytest.mark.parametrize("template", ["{x}", "a-{x}", "{x.y}", "{subject}-{x}"])
+def test_a_missing_field_means_no_key_also_where_nothing_was_decoded(template: str) -> None:
+    assert field_keys(template, other=[1, 2]) == [None, None]
+    assert keys(template, batch("s", "t")) == [None, None]
+
+
+def test_parts_are_joined_and_one_missing_part_means_no_key() -> None:
+    messages = batch("orders.eu", "orders", "orders.us", headers=[{"T": ["1"]}, {"T": ["2"]}, None])
+    fields = pa.RecordBatch.from_pydict({"x": [5, 6, 7]})
+    assert keys("k/{subject[1]}:{header.T}-{x}", messages, fields) == ["k/eu:1-5", None, None]
+
+
+@pytest.mark.parametrize("template", ["", "t", "{subject}", "{subject[1]}", "{header.T}", "{x}", "a-{x}-{header.T}"])
+def test_an_empty_batch_has_no_keys(template: str) -> None:
+    assert keys(template, batch()) == []
+
+
+# ------------------------------------------------------------------ buckets
+
+
+def at(*seconds: float) -> pa.Array:
+    return pa.array([round(each * 1_000_000) for each in seconds], pa.timestamp("us", "UTC"))
+
+
+def test_a_bucket_starts_at_its_edge_and_ends_before_the_next() -> None:
+    edges = at(900, 900.000001, 1799.999999, 1800, 0, 899.999999)
+    assert buckets(edges, 900).tolist() == [900, 900, 900, 1800, 0, 0]
+
+
+def test_times_before_1970_fall_into_the_bucket_that_holds_them() -> None:
+    assert buckets(at(-0.000001, -900, -900.000001, -1), 900).tolist() == [-900, -900, -1800, -900]
+
+
+@given(st.lists(st.integers(-(1 << 60), 1 << 60), max_size=10), st.integers(1, 86_400))
+def test_every_time_lies_in_its_bucket(times: list[int], interval: int) -> None:
+    starts = buckets(pa.array(times, pa.timestamp("us", "UTC")), interval).tolist()
+    for time, start in zip(times, starts, strict=True):
+        assert start % interval == 0
+        assert start * 1_000_000 <= time < (start + interval) * 1_000_000
+
+
+# ------------------------------------------------------------------ grouping
+
+rows = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.sampled_from(["", "a", "b", "ü", "None", "\x00"])), st.sampled_from([-900, 0, 900])
+    ),
+    max_size=40,
+)
+
+
+@given(rows)
+def test_grouping_gives_what_going_row_by_row_gives(places: list[tuple[str | None, int]]) -> None:
+    expected: defaultdict[tuple[str | None, int], list[int]] = defaultdict(list)
+    for number, (key, bucket) in enumerate(places):
+        expected[key or None, bucket].append(number)
+    table = pa.RecordBatch.from_pydict({"n": pa.array(range(len(places)), pa.int64()), "p": [[p[1]] for p in places]})
+    names = pa.array([key for key, _ in places], pa.string())
+    grouped, runs = group(table, names, np.array([bucket for _, bucket in places], np.int64))
+    found = {(run.key, run.bucket): grouped.column("n").slice(run.start, run.length).to_pylist() for run in runs}
+    assert found == expected
+    assert len(runs) == len(expected)
+    assert grouped.num_rows == len(places) == sum(run.length for run in runs)
+    assert all(before.start + before.length == after.start for before, after in pairwise(runs))
+    assert [value[0] for value in grouped.column("p").to_pylist()] == [
+        places[number][1] for number in grouped.column("n").to_pylist()
+    ]
+
+
+def test_rows_that_lie_together_already_are_not_copied() -> None:
+    table = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+    grouped, runs = group(table, pa.array(["a", "a", "b"]), np.array([0, 900, 0]))
+    assert grouped is table
+    assert [(run.key, run.bucket, run.start, run.length) for run in runs] == [
+        ("a", 0, 0, 1),
+        ("a", 900, 1, 1),
+        ("b", 0, 2, 1),
+    ]
+
+
+def test_no_key_and_the_empty_key_are_one_group() -> None:
+    table = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
+    _, runs = group(table, pa.array(["", None, ""]), np.zeros(3, np.int64))
+    assert [(run.key, run.length) for run in runs] == [(None, 3)]
