@@ -63,12 +63,13 @@ class NatsServer:
         config = self.store_dir / "server.conf"
         config.write_text(
             f"listen: {json.dumps(f'127.0.0.1:{self.port}')}\n"
-            f"jetstream: {{ store_dir: {json.dumps(str(self.store_dir / 'jetstream'))} }}\n"
             f"ports_file_dir: {json.dumps(str(run))}\n"
             f"{self.extra_config}\n"
         )
         with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen([binary(), "-c", str(config)], stdout=log, stderr=log)
+            # flags: a `jetstream` block in `extra_config` must not move the storage to a place that tests share
+            command = [binary(), "-c", str(config), "-js", "-sd", str(self.store_dir)]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._await_ready(run / f"nats-server_{self._process.pid}.ports")
         return self
 
