@@ -102,12 +102,13 @@ class Capture:
                 side += [tasks.create_task(self._acknowledge()), tasks.create_task(self.source.pull())]
                 intake = tasks.create_task(self._intake())
                 stopped = tasks.create_task(stop.wait())
-                await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
-                stopped.cancel()
-                await self._drain(intake)
-                for task in side:
-                    task.cancel()
+                try:
+                    await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
+                    await self._drain(intake)
+                finally:
+                    await _end(*side, intake, stopped)
         finally:
+            await self.source.stop()  # first, or what is given back would come straight back here
             await self.source.give_back(upkeep.held_replies(self))
             await self.source.close()
             self._decoding.shutdown(wait=False)
@@ -216,6 +217,15 @@ class Capture:
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until they have ended: nats-py swallows a cancellation that meets it in a flush."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
 
 
 def _decoder(config: Config) -> Decoder:

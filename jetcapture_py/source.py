@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import nats.errors
+from nats.aio.subscription import Subscription
 
 from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
 from jetcapture_py.config import Config
@@ -84,6 +85,7 @@ class Source:
         self._others = 0
         self._fast = fast
         self._lanes: list[Lane] = []
+        self._subscriptions: list[Subscription] = []
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._enough = asyncio.Event()
@@ -107,6 +109,14 @@ class Source:
         )
         self._api = Api(self._client, self.config.nats.domain)
         try:
+            await self._attach()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _attach(self) -> None:
+        """Have the consumer, know its state, and subscribe."""
+        try:
             self.state: ConsumerState = await ensure_consumer(self._api, self.config.source)
             self.stream_created = await stream_created(self._api, self.stream)
         except UnavailableError as error:
@@ -120,6 +130,7 @@ class Source:
             lane = Lane(subject, Inbox(self._on_data))
             lane.inbox.on_status = self._status_handler(lane)
             subscription = await self._client.subscribe(f"{subject}.*")
+            self._subscriptions.append(subscription)
             self._client.register(subscription._id, lane.inbox)
             self._lanes.append(lane)
         if not self._client.fast:
@@ -127,32 +138,29 @@ class Source:
 
     async def stop(self) -> None:
         """Pull no more. What the server has sent already is still received."""
-        self._stopping = True
-        self._wake.set()
+        self.halt()
         try:
-            for lane in self._lanes:
-                await self._client.write(b"".join(b"UNSUB %d\r\n" % sid for sid in self._sids(lane)))
+            while self._subscriptions:
+                await self._subscriptions.pop().unsubscribe()
             await self._client.flush(2)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # not connected: nothing more can come
-        self._ready.set()
-        self._enough.set()
-
-    def _sids(self, lane: Lane) -> list[int]:
-        return [sid for sid, inbox in self._client.inboxes.items() if inbox is lane.inbox]
 
     async def close(self) -> None:
         """Flush what was written and close the connection."""
         self._closing = True
-        client = getattr(self, "_client", None)
-        if client is None:
-            return
         try:
-            if client.is_connected:
-                await client.flush(2)
-            await asyncio.wait_for(client.close(), 5)
+            if self._client.is_connected:
+                await self._client.flush(2)
+            await asyncio.wait_for(self._client.close(), 5)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # the server is gone: there is nobody to say good-bye to
+
+    def halt(self) -> None:
+        """Pull no more, and let nobody wait for more."""
+        self._stopping = True
+        for waited in (self._wake, self._ready, self._enough):
+            waited.set()
 
     @property
     def connected(self) -> bool:
@@ -168,10 +176,7 @@ class Source:
         """No more messages will come, and this is why."""
         if self.failure is None:
             self.failure = error
-            self._stopping = True
-            self._wake.set()
-            self._ready.set()
-            self._enough.set()
+            self.halt()
 
     async def _disconnected(self) -> None:
         if not self._closing:

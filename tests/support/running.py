@@ -1,0 +1,194 @@
+"""Captures for tests: in this process, or the real command; and what they left in the archive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import nats
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from nats.aio.client import Client
+
+from jetcapture_py import layout
+from jetcapture_py.capture import Capture
+from jetcapture_py.config import Config, parse
+from jetcapture_py.publish import Headers, Publisher
+
+STREAM = "ORDERS"
+CONSUMER = "archive"
+Message = tuple[str, bytes, Headers | None]
+
+
+def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
+    """A configuration for `STREAM`; `sections` are merged into its sections, or replace its plain values."""
+    found: dict[str, Any] = {
+        "nats": {"servers": [url]},
+        "source": {"stream": STREAM, "consumer": CONSUMER},
+        "store": {"url": str(archive)},
+        "log": {"format": "json"},
+    }
+    for name, value in sections.items():
+        found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
+    return found
+
+
+def config(url: str, archive: str | Path, **sections: Any) -> Config:
+    """The same, checked."""
+    return parse(settings(url, archive, **sections))
+
+
+@contextlib.asynccontextmanager
+async def connection(url: str) -> AsyncIterator[Client]:
+    """A client that survives the server's restarts and says nothing about them."""
+
+    async def quiet(error: Exception) -> None:
+        """Restarts are the tests' own doing."""
+
+    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=quiet)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def publish(url: str, messages: Iterable[Message], *, subjects: str = "orders.>") -> int:
+    """Create the stream where it is missing, publish, and return how many messages it holds."""
+    async with connection(url) as client:
+        stream = client.jetstream()
+        await stream.add_stream(name=STREAM, subjects=[subjects])
+        async with Publisher(client) as publisher:
+            for subject, payload, headers in messages:
+                await publisher.publish(subject, payload, headers)
+            await publisher.flush()
+        return int((await stream.stream_info(STREAM)).state.messages)
+
+
+async def consumer(url: str) -> Any:
+    """The consumer's state, as the server tells it."""
+    async with connection(url) as client:
+        return await client.jetstream().consumer_info(STREAM, CONSUMER)
+
+
+@contextlib.asynccontextmanager
+async def running(configuration: Config, **parts: Any) -> AsyncIterator[Capture]:
+    """A capture that drains at the end of the block; `parts` are its own decoder, key, store, on_stored."""
+    capture = Capture(configuration, **parts)
+    stop = asyncio.Event()
+    task = asyncio.create_task(capture.run(stop))
+    waiting = asyncio.create_task(until(lambda: capture.opened, "the capture has started"))
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    try:
+        yield capture
+    finally:
+        stop.set()
+        await task
+
+
+async def capture_all(configuration: Config, **parts: Any) -> Capture:
+    """Capture until caught up."""
+    capture = Capture(configuration, **parts)
+    await asyncio.wait_for(capture.run(asyncio.Event(), until_caught_up=True), 120)
+    return capture
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 20.0) -> None:
+    """Wait until `condition` holds."""
+    deadline = asyncio.get_running_loop().time() + timeout
+    while asyncio.get_running_loop().time() < deadline:
+        held = condition()
+        if held if isinstance(held, bool) else await held:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"after {timeout} s it is still not so that {what}")
+
+
+def objects(root: Path) -> list[layout.ObjectName]:
+    """The names of all objects of an archive; a foreign or half file among them is an error."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root).as_posix()
+        if path.is_file() and not relative.startswith("_probe/"):
+            name = layout.parse_path(relative)
+            assert name is not None, f"{relative} is not an object of the archive"
+            found.append(name)
+    return found
+
+
+def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
+    """All rows of the archive or its quarantine by sequence, each message once, with its `key`."""
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for name in objects(root):
+        if name.quarantine is quarantine:
+            with pa.memory_map(str(root / name.path)) as file:
+                table = pq.read_table(file)
+            assert table.num_rows == name.rows
+            for row in table.to_pylist():
+                identity = (row[layout.SEQ], row[layout.TIMESTAMP], row.get(layout.ROW) or 0)
+                found[identity] = {**row, "key": name.key}
+    return [found[identity] for identity in sorted(found)]
+
+
+class Command:
+    """The real `jetcapture` command as a process; its log is in `log`."""
+
+    def __init__(self, directory: Path, configuration: dict[str, Any], name: str = "replica") -> None:
+        self.path = directory / f"{name}.yaml"
+        self.path.write_text(yaml.safe_dump(configuration))
+        self._log = directory / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        assert self._process is not None, "not started"
+        return self._process
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error, over all its lives."""
+        return self._log.read_text()
+
+    def events(self, name: str) -> Iterator[dict[str, Any]]:
+        """The log's events of that name."""
+        for line in self.log.splitlines():
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == name:
+                    yield entry
+
+    def start(self, *options: str) -> Self:
+        """Start it; it may run again after it has ended."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jetcapture_py", "run", str(self.path), *options],
+                stderr=log,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONWARNINGS": "default"},
+            )
+        return self
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait for its end; the exit code."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
