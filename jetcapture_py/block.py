@@ -83,6 +83,8 @@ EMPTY = pa.RecordBatch.from_arrays([], names=[])
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch of all rows, copied; the batches have one schema."""
+    if len(batches) == 1:  # Arrow would keep the slice, and with it the buffers it was cut from
+        return batches[0].take(pa.array(np.arange(len(batches[0]))))
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
