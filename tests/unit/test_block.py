@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from jetcapture_py import layout
+from jetcapture_py.batch import ENVELOPE, REPLY
+from jetcapture_py.block import BLOCK_OVERHEAD, CHUNK_OVERHEAD, Block, BlockId, Blocks, SealRules
+from jetcapture_py.route import group
+
+FOREVER, HUGE = 1e9, 1 << 40
+NUMBERS = iter(range(1 << 60))
+
+
+def make(*, max_age: float = FOREVER, max_bytes: int = HUGE, max_rows: int = HUGE) -> Blocks:
+    return Blocks(SealRules(max_age=max_age, max_bytes=max_bytes, max_rows=max_rows))
+
+
+def add(
+    blocks: Blocks,
+    places: list[tuple[str | None, int]],
+    now: float = 0.0,
+    *,
+    size: int = 10,
+    quarantine: bool = False,
+) -> list[Block]:
+    """Add a message for each (key, bucket), numbered across the whole test run."""
+    numbers = [next(NUMBERS) for _ in places]
+    known = {
+        layout.SEQ: pa.array(numbers, pa.int64()),
+        layout.PAYLOAD: pa.array([b"%d " % number + b"x" * size for number in numbers], pa.binary()),
+        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
+    }
+    arrays = [known.get(field.name, pa.nulls(len(numbers), field.type)) for field in ENVELOPE]
+    rows, runs = group(
+        pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE),
+        pa.array([key for key, _ in places], pa.string()),
+        np.array([bucket for _, bucket in places], np.int64),
+    )
+    return blocks.add(rows, runs, now, quarantine=quarantine)
+
+
+def numbers_of(block: Block) -> list[int]:
+    found: list[int] = []
+    for rows in block.batches():
+        numbers = rows.column(layout.SEQ).to_pylist()
+        assert rows.column(REPLY).to_pylist() == [b"ack.%d" % number for number in numbers]
+        assert [payload.split()[0] for payload in rows.column(layout.PAYLOAD).to_pylist()] == [
+            b"%d" % number for number in numbers
+        ]
+        found += numbers
+    return found
+
+
+def finish(blocks: Blocks, sealed: list[Block]) -> None:
+    for block in sealed:
+        block.release()
+        blocks.forget(block)
+
+
+def assert_empty(blocks: Blocks) -> None:
+    assert (blocks.rows, blocks.bytes, blocks.unacked, blocks.memory.bytes) == (0, 0, 0, 0)
+    assert (blocks.open, blocks.sealed, list(blocks)) == (0, 0, [])
+
+
+# ------------------------------------------------------------------ seal rules
+
+
+def test_a_block_is_sealed_when_its_first_message_has_reached_the_age() -> None:
+    blocks = make(max_age=10)
+    add(blocks, [("a", 0)], now=100)
+    add(blocks, [("b", 0), ("a", 0)], now=105)
+    assert blocks.seal_due(109.9) == []
+    (due,) = blocks.seal_due(110)
+    assert (due.id.key, due.rows, due.sealed_by, due.opened) == ("a", 2, "age", 100)
+    assert blocks.seal_due(114.9) == []
+    assert [block.id.key for block in blocks.seal_due(115)] == ["b"]
+
+
+def test_a_block_opened_again_has_the_age_of_its_own_first_message() -> None:
+    blocks = make(max_age=10)
+    add(blocks, [("a", 0)], now=0)
+    add(blocks, [("b", 0)], now=5)
+    blocks.seal_due(10)
+    add(blocks, [("a", 0)], now=11)
+    assert [block.id.key for block in blocks.seal_due(20.9)] == ["b"]
+    assert [block.id.key for block in blocks.seal_due(21)] == ["a"]
+
+
+def test_a_block_is_sealed_by_its_last_message_allowed() -> None:
+    blocks = make(max_rows=3)
+    assert add(blocks, [("a", 0)] * 2) == []
+    (full,) = add(blocks, [("a", 0)])
+    assert (full.rows, full.sealed_by, blocks.open, blocks.sealed) == (3, "messages", 0, 1)
+
+
+def test_a_large_run_is_split_over_blocks_exactly_at_the_limit() -> None:
+    blocks = make(max_rows=4)
+    add(blocks, [("a", 0)] * 3)
+    first = next(iter(blocks))
+    start = numbers_of(first)[0]
+    full = add(blocks, [("a", 0)] * 10 + [("b", 0)])
+    assert [block.rows for block in full] == [4, 4, 4]
+    assert full[0] is first
+    (left, other) = blocks.seal_all("drain")
+    assert (left.rows, other.rows) == (1, 1)
+    assert [number for block in [*full, left] for number in numbers_of(block)] == list(range(start, start + 13))
+
+
+def test_a_block_is_sealed_before_it_outgrows_its_bytes() -> None:
+    blocks = make(max_bytes=1 << 20)
+    full: list[Block] = []
+    for _ in range(40):
+        full += add(blocks, [("a", 0)] * 10, size=10_000)
+    assert {block.sealed_by for block in full} == {"bytes"}
+    assert len(full) == 4
+    assert all((1 << 20) * 0.8 < block.bytes <= 1 << 20 for block in full)
+
+
+def test_one_run_larger_than_a_block_is_split_by_bytes() -> None:
+    blocks = make(max_bytes=100_000)
+    full = add(blocks, [("a", 0)] * 100, size=10_000)
+    assert sum(block.rows for block in full) + blocks.rows == 100
+    assert len(full) >= 10
+    assert all(block.bytes <= 100_000 for block in full)
+
+
+def test_a_message_larger_than_a_block_is_a_block_of_its_own() -> None:
+    blocks = make(max_bytes=2_000)
+    full = add(blocks, [("a", 0)] * 3, size=50_000)
+    assert [block.rows for block in full] == [1, 1, 1]
+
+
+def test_a_block_knows_its_bytes_by_its_own_payloads() -> None:
+    blocks = make()
+    add(blocks, [("small", 0)] * 10, size=10)
+    add(blocks, [("large", 0)] * 10, size=100_000)
+    small, large = blocks
+    assert large.bytes > 1_000_000
+    assert small.bytes < 10 * 1000 + CHUNK_OVERHEAD + BLOCK_OVERHEAD
+
+
+def test_messages_in_one_batch_are_charged_to_the_block_they_lie_in() -> None:
+    blocks = make()
+    places: list[tuple[str | None, int]] = [("a", 0)] * 5 + [("b", 0)] * 5
+    numbers = [next(NUMBERS) for _ in places]
+    payloads = [b"x" * (100_000 if number == numbers[0] else 1) for number in numbers]
+    arrays = {layout.PAYLOAD: pa.array(payloads, pa.binary()), REPLY: pa.array([b"r"] * 10, pa.binary())}
+    columns = [arrays.get(field.name, pa.nulls(10, field.type)) for field in ENVELOPE]
+    rows, runs = group(
+        pa.RecordBatch.from_arrays(columns, schema=ENVELOPE),
+        pa.array([key for key, _ in places]),
+        np.zeros(10, np.int64),
+    )
+    blocks.add(rows, runs, 0.0)
+    a, b = blocks
+    assert a.bytes > 100_000
+    assert b.bytes < 20_000
+
+
+def test_pressure_seals_the_blocks_with_the_most_rows_first_until_it_is_relieved() -> None:
+    blocks = make()
+    for key, count in (("a", 5), ("b", 50), ("c", 20), ("d", 1)):
+        add(blocks, [(key, 0)] * count)
+    sealed = blocks.seal_most(rows=60)
+    assert [(block.id.key, block.sealed_by) for block in sealed] == [("b", "pressure"), ("c", "pressure")]
+    assert blocks.rows == 6
+
+
+def test_pressure_of_memory_seals_the_blocks_with_the_most_bytes_first() -> None:
+    blocks = make()
+    add(blocks, [("many", 0)] * 100, size=1)
+    add(blocks, [("large", 0)], size=1 << 20)
+    assert [block.id.key for block in blocks.seal_most(size=1)] == ["large"]
+
+
+def test_pressure_of_open_blocks_seals_as_many_blocks_as_asked_for() -> None:
+    blocks = make()
+    for index in range(10):
+        add(blocks, [(f"k{index}", 0)] * (index + 1))
+    assert [block.rows for block in blocks.seal_most(blocks=3)] == [10, 9, 8]
+    assert blocks.open == 7
+
+
+def test_without_pressure_nothing_is_sealed() -> None:
+    blocks = make()
+    add(blocks, [("a", 0)])
+    assert blocks.seal_most() == blocks.seal_most(rows=-5, size=0, blocks=-1) == []
+
+
+def test_pressure_beyond_what_is_there_seals_everything() -> None:
+    blocks = make()
+    add(blocks, [("a", 0), ("b", 0)])
+    assert len(blocks.seal_most(rows=1000)) == 2
+    assert (blocks.rows, blocks.bytes, blocks.unacked) == (0, 0, 2)
+
+
+def test_sealing_all_takes_every_block_with_the_reason_given() -> None:
+    blocks = make()
+    add(blocks, [("a", 0), (None, 0), ("a", 900)])
+    add(blocks, [(None, 0)], quarantine=True)
+    sealed = blocks.seal_all("drain")
+    assert [block.sealed_by for block in sealed] == ["drain"] * 4
+    assert blocks.open == 0
+    assert blocks.seal_all("drain") == []
+
+
+def test_a_late_message_opens_its_own_bucket_and_seals_no_other() -> None:
+    blocks = make(max_age=60)
+    add(blocks, [("a", 9000)] * 3, now=0)
+    assert add(blocks, [("a", 0), ("a", 900), ("a", 18_000)], now=1) == []
+    assert blocks.open == 4
+    assert add(blocks, [("a", 0), ("a", 9000)], now=2) == []
+    assert [(block.id.bucket, block.rows) for block in blocks] == [(9000, 4), (0, 2), (900, 1), (18_000, 1)]
+
+
+def test_the_quarantine_is_apart_from_messages_without_a_key() -> None:
+    blocks = make()
+    add(blocks, [(None, 0)])
+    add(blocks, [(None, 0)], quarantine=True)
+    assert [block.id for block in blocks] == [
+        BlockId(key=None, bucket=0),
+        BlockId(key=None, bucket=0, quarantine=True),
+    ]
+
+
+def test_an_empty_batch_changes_nothing() -> None:
+    blocks = make()
+    assert add(blocks, []) == []
+    assert_empty(blocks)
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_ack_subjects_outlive_the_rows() -> None:
+    blocks = make()
+    add(blocks, [("a", 0), ("b", 0)])
+    add(blocks, [("a", 0)])
+    block, _ = sealed = blocks.seal_all("drain")
+    expected = [b"ack.%d" % number for number in numbers_of(block)]
+    assert list(block.replies()) == expected
+    block.release()
+    assert block.batches() == []
+    assert list(block.replies()) == expected
+    assert blocks.unacked == 3
+    blocks.forget(block)
+    assert blocks.unacked == 1
+    finish(blocks, sealed[1:])
+    assert_empty(blocks)
+
+
+def test_released_memory_is_given_back_although_a_slow_key_holds_the_last_row() -> None:
+    blocks = make()
+    add(blocks, [("slow", 0)] + [("fast", 0)] * 999, size=1000)
+    held = blocks.memory.bytes
+    assert held > 1_000_000
+    slow, fast = blocks.seal_all("drain")
+    number = numbers_of(slow)
+    finish(blocks, [fast])
+    assert blocks.memory.bytes < held / 20
+    assert numbers_of(slow) == number
+    finish(blocks, [slow])
+    assert_empty(blocks)
+
+
+def test_memory_is_what_the_columns_hold() -> None:
+    blocks = make()
+    add(blocks, [("a", 0)] * 100, size=10_000)
+    assert 1_000_000 < blocks.memory.bytes < 1_100_000 + CHUNK_OVERHEAD
+
+
+def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
+    blocks = make()
+    add(blocks, [(f"k{index}", 0) for index in range(10_000)], size=10)
+    assert blocks.open == 10_000
+    assert blocks.memory.bytes < 4 << 20
+    order = blocks.seal_all("drain")
+    random.Random(1).shuffle(order)
+    finish(blocks, order)
+    assert_empty(blocks)
+
+
+# ------------------------------------------------------------------ every order of operations
+
+PLACES = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.sampled_from([0, 900])), max_size=30)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order, every row lies in one block, and the counters say what is held."""
+
+    @initialize(max_rows=st.integers(1, 40), max_bytes=st.sampled_from([1, 3000, 20_000, HUGE]))
+    def begin(self, max_rows: int, max_bytes: int) -> None:
+        self.blocks = make(max_age=10, max_rows=max_rows, max_bytes=max_bytes)
+        self.now = 0.0
+        self.model: dict[Block, list[int]] = {}
+        self.expected: defaultdict[tuple[str | None, int, bool], list[int]] = defaultdict(list)
+        self.released: set[Block] = set()
+
+    def note(self, sealed: list[Block], *reasons: str) -> None:
+        for block in sealed:
+            assert block.sealed_by in reasons
+            assert block.rows <= self.blocks.rules.max_rows
+
+    @rule(places=PLACES, size=st.sampled_from([0, 10, 1000]), quarantine=st.booleans(), later=st.floats(0, 4))
+    def add(self, places: list[tuple[str | None, int]], size: int, quarantine: bool, later: float) -> None:
+        self.now += later
+        first = next(NUMBERS) + 1
+        self.note(add(self.blocks, places, self.now, size=size, quarantine=quarantine), "messages", "bytes")
+        for number, (key, bucket) in enumerate(places, first):
+            self.expected[key, bucket, quarantine].append(number)
+
+    @rule(later=st.floats(0, 12))
+    def seal_due(self, later: float) -> None:
+        self.now += later
+        self.note(self.blocks.seal_due(self.now), "age")
+        assert all(self.now - block.opened < 10 for block in self.blocks if not block.sealed_by)
+
+    @rule(rows=st.integers(-3, 40), size=st.integers(-3, 20_000), count=st.integers(-1, 3))
+    def seal_most(self, rows: int, size: int, count: int) -> None:
+        self.note(self.blocks.seal_most(rows=rows, size=size, blocks=count), "pressure")
+
+    @rule()
+    def seal_all(self) -> None:
+        self.note(self.blocks.seal_all("drain"), "drain")
+
+    @rule(data=st.data())
+    def release(self, data: Any) -> None:
+        held = [block for block in self.blocks if block.sealed_by and block not in self.released]
+        if held:
+            block = data.draw(st.sampled_from(held))
+            block.release()
+            self.released.add(block)
+
+    @rule(data=st.data())
+    def forget(self, data: Any) -> None:
+        if released := [block for block in self.blocks if block in self.released]:
+            block = data.draw(st.sampled_from(released))
+            numbers = self.model.pop(block)
+            assert list(block.replies()) == [b"ack.%d" % number for number in numbers]
+            self.blocks.forget(block)
+            self.released.discard(block)
+            place = (block.id.key, block.id.bucket, block.id.quarantine)
+            for number in numbers:
+                self.expected[place].remove(number)
+
+    @invariant()
+    def every_row_is_in_one_block(self) -> None:
+        found: defaultdict[tuple[str | None, int, bool], list[int]] = defaultdict(list)
+        for block in self.blocks:
+            numbers = self.model[block] if block in self.released else numbers_of(block)
+            assert len(numbers) == block.rows
+            assert numbers == sorted(numbers)
+            if block.sealed_by:
+                assert self.model.setdefault(block, numbers) == numbers
+            found[block.id.key, block.id.bucket, block.id.quarantine] += numbers
+        assert {place: sorted(numbers) for place, numbers in found.items()} == {
+            place: numbers for place, numbers in self.expected.items() if numbers
+        }
+
+    @invariant()
+    def counters_say_what_is_held(self) -> None:
+        still_open = [block for block in self.blocks if not block.sealed_by]
+        assert self.blocks.open == len(still_open)
+        assert self.blocks.sealed == len(list(self.blocks)) - len(still_open)
+        assert self.blocks.rows == sum(block.rows for block in still_open)
+        assert self.blocks.bytes == sum(block.bytes for block in still_open)
+        assert self.blocks.unacked == sum(block.rows for block in self.blocks)
+        unreleased = [block for block in self.blocks if block not in self.released]
+        assert (self.blocks.memory.bytes > 0) == bool(unreleased)
+
+    def teardown(self) -> None:
+        if hasattr(self, "blocks"):
+            self.blocks.seal_all("drain")
+            for block in list(self.blocks):
+                if block not in self.released:
+                    block.release()
+                self.blocks.forget(block)
+            assert_empty(self.blocks)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rewriting_a_chunk_never_changes_the_rows_of_a_block(seed: int) -> None:
+    chance = random.Random(seed)
+    blocks = make()
+    for _ in range(10):
+        keys = [chance.choice("abcdefghijkl") for _ in range(chance.randrange(1, 200))]
+        add(blocks, [(key, 0) for key in keys], size=chance.randrange(200))
+    sealed = blocks.seal_all("drain")
+    expected = {block: numbers_of(block) for block in sealed}
+    chance.shuffle(sealed)
+    before = blocks.memory.bytes
+    while sealed:
+        finish(blocks, [sealed.pop()])
+        assert {block: numbers_of(block) for block in sealed} == {block: expected[block] for block in sealed}
+        assert blocks.memory.bytes <= before
+        before = blocks.memory.bytes
+    assert_empty(blocks)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import posixpath
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jetcapture_py import layout
+from jetcapture_py.layout import ObjectName
+
+keys = st.one_of(
+    st.none(),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
+    st.text(st.sampled_from("/.%\\=:*?\0 ~-_%2F"), min_size=1, max_size=20),
+    st.sampled_from([".", "..", "../..", "/", layout.DEFAULT_PARTITION, "%5F", "key=x", "007", " ", "a/b", "ü%日"]),
+)
+seqs = st.integers(0, (1 << 63) - 1)
+
+
+@st.composite
+def names(draw: st.DrawFn, **fixed: Any) -> ObjectName:
+    first, last = sorted((draw(seqs), draw(seqs)))
+    quarantine = draw(st.booleans())
+    values: dict[str, Any] = {
+        "stream": draw(st.sampled_from(["S", "ORDERS_eu", "größe", "a-b"])),
+        "key": None if quarantine else draw(keys),
+        "bucket": draw(st.integers(-30_000_000_000, 200_000_000_000)),
+        "first_seq": first,
+        "last_seq": last,
+        "rows": draw(st.integers(1, 1 << 40)),
+        "digest": f"{draw(st.integers(0, (1 << 64) - 1)):016x}",
+        "quarantine": quarantine,
+    }
+    return ObjectName(**(values | fixed))
+
+
+NAME = ObjectName(
+    stream="ORDERS",
+    key="eu/west",
+    bucket=int(datetime(2024, 2, 29, 13, 45, tzinfo=UTC).timestamp()),
+    first_seq=17,
+    last_seq=4211,
+    rows=3000,
+    digest="0123456789abcdef",
+)
+FILE = "20240229T134500Z-00000000000000000017-00000000000000004211-3000-0123456789abcdef.parquet"
+PATH = f"ORDERS/key=eu%2Fwest/date=2024-02-29/hour=13/{FILE}"
+
+
+def test_an_object_lies_where_the_format_says() -> None:
+    assert NAME.path == PATH
+    assert NAME.directory == "ORDERS/key=eu%2Fwest/date=2024-02-29/hour=13"
+    assert layout.parse_path(PATH) == NAME
+
+
+def test_the_quarantine_has_a_tree_of_its_own_without_keys() -> None:
+    name = ObjectName(stream="S", key=None, bucket=0, first_seq=1, last_seq=2, rows=2, digest="f" * 16, quarantine=True)
+    assert name.path == (
+        f"_quarantine/S/date=1970-01-01/hour=00/19700101T000000Z-{1:020}-{2:020}-2-ffffffffffffffff.parquet"
+    )
+    assert layout.parse_path(name.path) == name
+
+
+@settings(max_examples=300)
+@given(names())
+def test_a_path_says_all_of_its_name(name: ObjectName) -> None:
+    assert layout.parse_path(name.path) == name
+
+
+@settings(max_examples=500)
+@given(keys)
+@example("..")
+@example(".")
+def test_a_key_is_one_directory_name_that_leads_nowhere_else(key: str | None) -> None:
+    value = layout.escape_key(key)
+    assert "/" not in value
+    assert "\0" not in value
+    assert value.isprintable() or not any(character < " " or character == "\x7f" for character in value)
+    assert layout.unescape_key(value) == key
+    path = ObjectName(stream="S", key=key, bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16).path
+    assert posixpath.normpath(f"/root/{path}") == f"/root/{path}"
+    assert path.split("/")[:2] == ["S", f"key={value}"]
+    assert len(path.split("/")) == 5
+    if len(value.encode()) <= layout.MAX_KEY_BYTES:
+        assert all(len(part.encode()) <= 255 for part in path.split("/"))
+
+
+@given(st.lists(keys, min_size=2, max_size=2, unique=True))
+def test_two_keys_never_share_a_directory(pair: list[str | None]) -> None:
+    assert layout.escape_key(pair[0]) != layout.escape_key(pair[1])
+
+
+@given(st.text(st.characters(max_codepoint=127), min_size=1))
+def test_other_hive_readers_unescape_keys_alike(key: str) -> None:
+    assert unquote(layout.escape_key(key)) == key or key == layout.DEFAULT_PARTITION
+
+
+def test_no_key_and_the_empty_key_are_the_default_partition() -> None:
+    assert layout.escape_key(None) == layout.escape_key("") == "__HIVE_DEFAULT_PARTITION__"
+    assert layout.unescape_key("__HIVE_DEFAULT_PARTITION__") is None
+
+
+def test_a_key_that_is_called_like_the_default_partition_is_not_taken_for_it() -> None:
+    assert layout.escape_key(layout.DEFAULT_PARTITION) != layout.DEFAULT_PARTITION
+
+
+def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None:
+    name = ObjectName(
+        stream="S", key="k", bucket=0, first_seq=(1 << 64) - 1, last_seq=(1 << 64) - 1, rows=1 << 62, digest="0" * 16
+    )
+    assert len(name.path.split("/")[-1]) + len("..") + 32 + len(".tmp") <= 255
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "ORDERS",
+        FILE,
+        f"/{PATH}",
+        f"{PATH}/",
+        f"x/{PATH}",
+        f"_quarantine/{PATH}",
+        PATH.replace("key=eu%2Fwest", "eu%2Fwest"),
+        PATH.replace("key=eu%2Fwest", "key=eu%2fwest"),
+        PATH.replace("key=eu%2Fwest", "key="),
+        PATH.replace("key=eu%2Fwest", "key=a=b"),
+        PATH.replace("key=eu%2Fwest", "key=%"),
+        PATH.replace("key=eu%2Fwest", "key=%41"),
+        PATH.replace("key=", "Key="),
+        PATH.replace("date=2024-02-29", "date=2024-02-28"),
+        PATH.replace("hour=13", "hour=14"),
+        PATH.replace("hour=13", "hour=13/extra"),
+        PATH.replace("20240229T", "20240230T"),
+        PATH.replace("20240229T134500Z", "20240229T134560Z"),
+        PATH.replace("20240229T134500Z", "20240229T134500"),
+        PATH.replace("-3000-", "-03000-"),
+        PATH.replace("-3000-", "--3000-"),
+        PATH.replace("00000000000000000017", "17"),
+        PATH.replace("00000000000000000017", "٠0000000000000000017"),
+        PATH.replace("abcdef", "ABCDEF"),
+        PATH.replace("abcdef", "abcde"),
+        PATH.replace(".parquet", ".csv"),
+        PATH + ".crc",
+        PATH.replace(FILE, f".{FILE}.0.tmp"),
+        PATH.replace(FILE, "_SUCCESS"),
+        PATH.replace(FILE, "part-00000-2f1c.c000.snappy.parquet"),
+        "_watermark/ORDERS.json",
+        "_probe/0123456789abcdef",
+        f"_quarantine/ORDERS/{FILE}",
+        PATH + "\n",
+    ],
+)
+def test_a_path_that_the_archive_did_not_make_is_nobodys(path: str) -> None:
+    assert layout.parse_path(path) is None
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from([*PATH.split("/"), "..", "", "key=", "x"])).map("/".join)))
+def test_only_paths_that_names_make_are_understood(path: str) -> None:
+    name = layout.parse_path(path)
+    assert name is None or name.path == path
+
+
+# ------------------------------------------------------------------ fields
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("key", "key_"),
+        ("Key", "Key_"),
+        ("DATE", "DATE_"),
+        ("hour", "hour_"),
+        ("_nats_seq", "_nats_seq_"),
+        ("_NATS_anything", "_NATS_anything_"),
+        ("_nats_", "_nats__"),
+        ("", "_"),
+        ("key_", "key_"),
+        ("keys", "keys"),
+        ("minute", "minute"),
+        ("_nats", "_nats"),
+        ("nats_seq", "nats_seq"),
+        ("größe", "größe"),
+    ],
+)
+def test_a_field_that_would_hide_a_column_of_ours_is_renamed(name: str, column: str) -> None:
+    assert layout.field_name(name) == column
+
+
+@given(st.text(max_size=12))
+def test_no_field_name_is_one_of_ours(name: str) -> None:
+    column = layout.field_name(name)
+    assert column
+    assert column.lower() not in (*layout.PARTITIONS, *layout.ENVELOPE, layout.ROW)
+
+
+# ------------------------------------------------------------------ overlaps
+
+
+def may_share(one: ObjectName, other: ObjectName) -> bool:
+    same = (one.stream, one.quarantine, one.key, one.bucket) == (
+        other.stream,
+        other.quarantine,
+        other.key,
+        other.bucket,
+    )
+    return same and one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> ObjectName:
+    first = draw(st.integers(0, 40))
+    return draw(
+        names(
+            stream=draw(st.sampled_from(["S", "T"])),
+            key=draw(st.sampled_from([None, "a", "b", "None"])),
+            bucket=draw(st.sampled_from([0, 900])),
+            first_seq=first,
+            last_seq=first + draw(st.integers(0, 12)),
+            quarantine=draw(st.booleans()),
+        )
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(crowded(), max_size=25))
+def test_objects_are_read_as_they_are_only_if_no_other_may_share_a_message(objects: list[ObjectName]) -> None:
+    alone, shared = layout.split_overlapping(objects)
+    expected = [
+        any(may_share(one, other) for place, other in enumerate(objects) if place != at)
+        for at, one in enumerate(objects)
+    ]
+
+    def sort(these: list[ObjectName]) -> list[str]:
+        return sorted(map(repr, these))
+
+    assert sort(shared) == sort([name for name, shares in zip(objects, expected, strict=True) if shares])
+    assert sort(alone) == sort([name for name, shares in zip(objects, expected, strict=True) if not shares])
+
+
+@pytest.mark.parametrize(("second", "shares"), [((10, 20), True), ((11, 20), False), ((1, 1), True), ((0, 99), True)])
+def test_ranges_are_inclusive(second: tuple[int, int], shares: bool) -> None:
+    def name(first: int, last: int) -> ObjectName:
+        return ObjectName(stream="S", key="k", bucket=0, first_seq=first, last_seq=last, rows=1, digest="0" * 16)
+
+    alone, shared = layout.split_overlapping([name(*second), name(1, 10)])
+    assert (len(alone), len(shared)) == ((0, 2) if shares else (2, 0))
+
+
+def test_an_object_within_a_longer_one_does_not_end_its_range() -> None:
+    ranges = [(1, 100), (2, 3), (50, 60), (101, 102)]
+    objects = [
+        ObjectName(stream="S", key=None, bucket=0, first_seq=first, last_seq=last, rows=1, digest="0" * 16)
+        for first, last in ranges
+    ]
+    alone, shared = layout.split_overlapping(objects)
+    assert [(name.first_seq, name.last_seq) for name in alone] == [(101, 102)]
+    assert len(shared) == 3
+
+
+# ------------------------------------------------------------------ digests
+
+
+def test_digests_tell_sequences_from_timestamps_and_schemas_apart() -> None:
+    assert layout.digest(b"ab", b"c") != layout.digest(b"ab", b"d")
+    assert layout.digest(b"a" * 8, b"b" * 8) != layout.digest(b"b" * 8, b"a" * 8)
+    assert len(layout.digest(b"", b"")) == 16
+    assert layout.schema_id(["a:int64", "b:string"]) != layout.schema_id(["b:string", "a:int64"])
