@@ -97,8 +97,12 @@ class Preparer:
 
     def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str] | None]:
         """The key of every row, and by row why it cannot be one."""
+        if not len(rows):
+            return pa.nulls(0, pa.string()), None
         try:
             keys = self.key(rows, fields)
+            if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
+                raise TypeError("the key function did not give a string array with one key a row")
         except Exception as error:
             if len(rows) == 1:
                 return pa.nulls(1, pa.string()), {0: one_line(error)}
@@ -156,7 +160,7 @@ def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
         for failure in part.failures
     )
     kept = [(index, part.fields) for index, part in enumerate(parts) if not part.failures]
-    rows = [max(fields.num_rows, 1) if fields.num_columns == 0 else fields.num_rows for _, fields in kept]
+    rows = [1 if part.messages is None else len(part.messages) for part in parts if not part.failures]
     messages = pa.array(np.repeat([index for index, _ in kept], rows).astype(np.int32))
     if not any(fields.num_columns for _, fields in kept):
         return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]), messages=messages, failures=failures)
