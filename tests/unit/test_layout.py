@@ -142,7 +142,7 @@ def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None
         PATH.replace("-3000-", "-03000-"),
         PATH.replace("-3000-", "--3000-"),
         PATH.replace("00000000000000000017", "17"),
-        PATH.replace("00000000000000000017", "٠0000000000000000017"),
+        PATH.replace("00000000000000000017", "\u06600000000000000000017"),
         PATH.replace("abcdef", "ABCDEF"),
         PATH.replace("abcdef", "abcde"),
         PATH.replace(".parquet", ".csv"),

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetcapture_py import encode, layout
+from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, REPLY
+from jetcapture_py.block import BlockId
+from jetcapture_py.encode import EncodedBlock, Encoder
+
+ENCODER = Encoder(
+    stream="ORDERS",
+    interval=900,
+    compression="zstd",
+    stream_created="2024-01-01T00:00:00Z",
+    consumer="archive",
+    writer="host:1",
+)
+BLOCK = BlockId(key="eu/west", bucket=1_700_000_100)
+Identity = tuple[int, int]  # sequence, timestamp in microseconds
+
+
+def batch(identities: list[Identity], **columns: Any) -> pa.RecordBatch:
+    """Messages with everything else derived from the identity; `columns` are added."""
+    count = len(identities)
+    known = {
+        layout.SUBJECT: pa.array([f"s.{seq % 3}" for seq, _ in identities], pa.string()),
+        layout.SEQ: pa.array([seq for seq, _ in identities], pa.int64()),
+        layout.TIMESTAMP: pa.array([time for _, time in identities], pa.timestamp("us", "UTC")),
+        layout.DELIVERED: pa.array([1] * count, pa.int32()),
+        layout.HEADERS: pa.array([[("N", [str(seq), "x"])] for seq, _ in identities], HEADERS_TYPE),
+        layout.PAYLOAD: pa.array([b"%d/%d" % each for each in identities], pa.binary()),
+        REPLY: pa.array([b"ack"] * count, pa.binary()),
+    }
+    rows = pa.RecordBatch.from_arrays([known[field.name] for field in ENVELOPE], schema=ENVELOPE)
+    for name, values in columns.items():
+        rows = rows.append_column(name, values if isinstance(values, pa.Array) else pa.array(values))
+    return rows
+
+
+def write(*batches: pa.RecordBatch, block: BlockId = BLOCK, encoder: Encoder = ENCODER) -> EncodedBlock:
+    return encoder.encode(block, "age", list(batches))
+
+
+def read(encoded: EncodedBlock) -> pa.Table:
+    table = pq.read_table(pa.BufferReader(encoded.data))
+    table.validate(full=True)
+    return table
+
+
+def metadata(encoded: EncodedBlock) -> dict[str, str]:
+    """The footer's entries of ours."""
+    found = pq.read_metadata(pa.BufferReader(encoded.data)).metadata or {}
+    prefix = layout.METADATA_PREFIX
+    return {
+        key.decode().removeprefix(prefix): value.decode()
+        for key, value in found.items()
+        if key.decode().startswith(prefix)
+    }
+
+
+def plain(count: int, start: int = 1) -> list[Identity]:
+    return [(seq, 1_700_000_100_000_000 + seq) for seq in range(start, start + count)]
+
+
+# ------------------------------------------------------------------ names
+
+identities = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(identities, st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 10))
+def test_the_same_messages_in_any_order_and_batching_have_one_name(
+    messages: list[Identity], chance: random.Random, batches: int, again: int
+) -> None:
+    distinct = sorted(set(messages))
+    reference = write(batch(distinct))
+    shuffled = distinct + messages + messages[:again]
+    chance.shuffle(shuffled)
+    cut = -(-len(shuffled) // batches)
+    encoded = write(*(batch(shuffled[at : at + cut]) for at in range(0, len(shuffled), cut)))
+    assert encoded.name == reference.name
+    assert encoded.messages == encoded.name.rows == len(distinct)
+    assert encoded.duplicates == len(shuffled) - len(distinct)
+    table = read(encoded)
+    assert table.column(layout.PAYLOAD).to_pylist() == [b"%d/%d" % each for each in distinct]
+
+
+@settings(deadline=None)
+@given(identities, identities)
+def test_another_set_of_messages_has_another_name(one: list[Identity], other: list[Identity]) -> None:
+    same = set(one) == set(other)
+    assert (write(batch(one)).name.path == write(batch(other)).name.path) == same
+
+
+def test_sets_that_differ_in_the_middle_only_differ_in_the_digest() -> None:
+    one, other = write(batch([(1, 0), (2, 0), (9, 0)])).name, write(batch([(1, 0), (3, 0), (9, 0)])).name
+    assert one.digest != other.digest
+    assert (one.first_seq, one.last_seq, one.rows) == (other.first_seq, other.last_seq, other.rows) == (1, 9, 3)
+
+
+def test_what_was_decoded_and_who_wrote_it_does_not_change_the_name() -> None:
+    other = Encoder(stream="ORDERS", interval=900, compression="none", writer="elsewhere:2")
+    assert write(batch(plain(5), a=list("abcde")), encoder=other).name == write(batch(plain(5))).name
+
+
+def test_the_same_sequence_at_two_times_is_two_messages() -> None:
+    encoded = write(batch([(7, 20), (7, 10), (7, 20)]))
+    assert (encoded.messages, encoded.duplicates) == (2, 1)
+    assert read(encoded).column(layout.TIMESTAMP).cast(pa.int64()).to_pylist() == [10, 20]
+    assert encoded.name.digest != write(batch([(7, 20)])).name.digest
+
+
+def test_the_name_says_what_is_in_the_object() -> None:
+    name = write(batch(plain(5, start=10))).name
+    assert (name.stream, name.key, name.bucket) == ("ORDERS", "eu/west", 1_700_000_100)
+    assert (name.first_seq, name.last_seq, name.rows, name.quarantine) == (10, 14, 5, False)
+    assert layout.parse_path(name.path) == name
+
+
+def test_a_redelivered_message_of_several_rows_keeps_each_row_once() -> None:
+    one = batch([(1, 5), (2, 6), (2, 6)], _nats_row=pa.array([0, 0, 1], pa.int32()), v=["a", "b0", "b1"])
+    again = batch([(2, 6), (2, 6)], _nats_row=pa.array([0, 1], pa.int32()), v=["b0", "b1"])
+    encoded = write(again, one)
+    assert (encoded.messages, encoded.name.rows, encoded.duplicates) == (2, 3, 2)
+    assert read(encoded).column("v").to_pylist() == ["a", "b0", "b1"]
+    assert read(encoded).column(layout.ROW).to_pylist() == [0, 0, 1]
+    assert encoded.name.digest == write(batch([(1, 5), (2, 6)])).name.digest
+
+
+def test_a_batch_without_row_numbers_beside_one_with_them_is_row_zero() -> None:
+    one = batch([(1, 5)], v=["a"])
+    again = batch([(1, 5), (2, 6), (2, 6)], _nats_row=pa.array([0, 0, 1], pa.int32()), v=["a", "b0", "b1"])
+    assert (write(one, again).name.rows, write(one, again).duplicates) == (3, 1)
+
+
+# ------------------------------------------------------------------ columns
+
+
+def test_columns_and_types_are_those_of_the_format() -> None:
+    rows = batch(plain(2), _nats_row=pa.array([0, 0], pa.int32()), a=[1, 2])
+    schema = read(write(rows)).schema
+    assert {field.name: field.type for field in schema} == {
+        "_nats_stream": pa.string(),
+        "_nats_subject": pa.string(),
+        "_nats_seq": pa.int64(),
+        "_nats_timestamp": pa.timestamp("us", "UTC"),
+        "_nats_delivered": pa.int32(),
+        "_nats_headers": pa.map_(pa.string(), pa.list_(pa.string())),
+        "_nats_payload": pa.binary(),
+        "_nats_row": pa.int32(),
+        "a": pa.int64(),
+    }
+    assert schema.names[: len(layout.ENVELOPE)] == list(layout.ENVELOPE)
+    assert REPLY not in schema.names
+
+
+def test_values_come_back() -> None:
+    table = read(write(batch([(2, 2_000_001), (1, 1_000_000)], a=["two", None])))
+    assert table.to_pylist(maps_as_pydicts="strict") == [
+        {
+            "_nats_stream": "ORDERS",
+            "_nats_subject": f"s.{seq}",
+            "_nats_seq": seq,
+            "_nats_timestamp": datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000),
+            "_nats_delivered": 1,
+            "_nats_headers": {"N": [str(seq), "x"]},
+            "_nats_payload": b"%d/%d" % (seq, micros),
+            "a": a,
+        }
+        for seq, micros, a in ((1, 1_000_000, None), (2, 2_000_001, "two"))
+    ]
+
+
+def test_a_dropped_payload_is_no_column() -> None:
+    encoded = write(batch(plain(2)).drop_columns([layout.PAYLOAD]))
+    assert layout.PAYLOAD not in read(encoded).schema.names
+
+
+def test_rows_are_sorted_by_sequence() -> None:
+    numbers = list(range(1, 2000))
+    random.Random(0).shuffle(numbers)
+    table = read(write(batch([(seq, 5) for seq in numbers[:700]]), batch([(seq, 5) for seq in numbers[700:]])))
+    assert table.column(layout.SEQ).to_pylist() == sorted(numbers)
+
+
+NESTED = pa.array(
+    [
+        {"point": {"x": 1.5, "tags": ["a", None]}, "list": [{"k": 1}, {"k": None}], "deep": [[1], [], None]},
+        {"point": None, "list": [], "deep": None},
+        None,
+    ]
+)
+
+
+def test_nested_columns_come_back_and_have_statistics() -> None:
+    values = {
+        "nested": NESTED,
+        "map": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+        "large": pa.array([["a"], [], None], pa.large_list(pa.large_string())),
+        "fixed": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int8(), 2)),
+        "decimal": pa.array([1, None, 3], pa.decimal128(20, 4)),
+    }
+    encoded = write(batch(plain(3), **values))
+    table = read(encoded)
+    for name, column in values.items():
+        assert table.column(name).to_pylist() == column.to_pylist(), name
+    group = pq.read_metadata(pa.BufferReader(encoded.data)).row_group(0)
+    leaves = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+    for path in ("nested.point.x", "nested.list.list.element.k", "map.key_value.key", "map.key_value.value"):
+        assert leaves[path].statistics is not None, path
+        assert leaves[path].statistics.has_min_max, path
+        assert any("DICTIONARY" in encoding for encoding in leaves[path].encodings), path
+
+
+def test_batches_whose_columns_drifted_are_written_together() -> None:
+    encoded = write(
+        batch([(1, 1)]),
+        batch([(2, 2)], a=[1]),
+        batch([(3, 3)], a=[1.5], b=["x"]),
+        batch([(4, 4)], b=[{"c": 1}]),
+        batch([(5, 5)], a=pa.nulls(1)),
+    )
+    table = read(encoded)
+    assert table.column("a").to_pylist() == [None, 1.0, 1.5, None, None]
+    assert table.column("b").to_pylist() == [None, None, "x", '{"c":1}', None]
+    assert table.column(layout.SEQ).to_pylist() == [1, 2, 3, 4, 5]
+    assert metadata(encoded)["rows"] == "5"
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.list_(pa.null()), pa.struct([("a", pa.null())])], ids=str)
+def test_columns_that_say_nothing_do_not_keep_a_block_from_being_written(kind: pa.DataType) -> None:
+    assert read(write(batch(plain(2), a=pa.nulls(2, kind)))).num_rows == 2
+
+
+# ------------------------------------------------------------------ the file
+
+
+def test_the_footer_says_all_that_the_format_promises() -> None:
+    encoded = write(batch([*plain(3, start=10), plain(1, start=10)[0]], a=[1, 2, 3, 1]))
+    schema = read(encoded).schema
+    assert metadata(encoded) == {
+        "format": "1",
+        "stream": "ORDERS",
+        "stream_created": "2024-01-01T00:00:00Z",
+        "consumer": "archive",
+        "key": "eu/west",
+        "bucket": "1700000100",
+        "interval": "900",
+        "first_seq": "10",
+        "last_seq": "12",
+        "messages": "3",
+        "rows": "3",
+        "sealed_by": "age",
+        "writer": "host:1",
+        "schema_id": metadata(encoded)["schema_id"],
+    }
+    assert len(metadata(encoded)["schema_id"]) == 16
+    assert schema.metadata is None or b"ARROW:schema" not in schema.metadata
+
+
+def test_rows_and_messages_are_counted_apart() -> None:
+    rows = batch([(1, 5), (1, 5), (2, 6)], _nats_row=pa.array([0, 1, 0], pa.int32()))
+    found = metadata(write(rows))
+    assert (found["messages"], found["rows"]) == ("2", "3")
+
+
+def test_the_footer_names_no_key_where_there_is_none() -> None:
+    encoded = write(batch(plain(1)), block=BlockId(key=None, bucket=0))
+    assert "key" not in metadata(encoded)
+    assert "key=__HIVE_DEFAULT_PARTITION__" in encoded.name.path
+
+
+def test_the_schema_id_is_the_same_for_the_same_columns_only() -> None:
+    one = metadata(write(batch(plain(1), a=[1])))["schema_id"]
+    assert one == metadata(write(batch(plain(9), a=list(range(9)))))["schema_id"]
+    assert one != metadata(write(batch(plain(1), a=["x"])))["schema_id"]
+    assert one != metadata(write(batch(plain(1), b=[1])))["schema_id"]
+
+
+def test_the_encoder_learns_of_the_stream_once_connected() -> None:
+    encoder = Encoder(stream="ORDERS", interval=900, compression="zstd").for_stream("2025-05-05T00:00:00Z", "durable")
+    found = metadata(write(batch(plain(1)), encoder=encoder))
+    assert (found["stream_created"], found["consumer"]) == ("2025-05-05T00:00:00Z", "durable")
+    assert found["writer"]
+
+
+def test_columns_are_compressed_encoded_and_have_statistics_as_readers_need_them() -> None:
+    encoded = write(batch(plain(3000)))
+    group = pq.read_metadata(pa.BufferReader(encoded.data)).row_group(0)
+    leaves = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+    assert {leaf.compression for leaf in leaves.values()} == {"ZSTD"}
+    seq, time, subject = leaves[layout.SEQ], leaves[layout.TIMESTAMP], leaves[layout.SUBJECT]
+    assert (seq.statistics.min, seq.statistics.max) == (1, 3000)
+    assert time.statistics.has_min_max
+    assert "DELTA_BINARY_PACKED" in seq.encodings
+    assert "DELTA_BINARY_PACKED" in time.encodings
+    assert any("DICTIONARY" in each for each in subject.encodings)
+    assert (subject.statistics.min, subject.statistics.max) == ("s.0", "s.2")
+    payload = leaves[layout.PAYLOAD]
+    assert not any("DICTIONARY" in each for each in payload.encodings)
+    assert payload.statistics is None or not payload.statistics.has_min_max
+    assert leaves["_nats_headers.key_value.key"].statistics.has_min_max
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd"])
+def test_every_compression_of_the_configuration_is_written(compression: str) -> None:
+    encoded = write(batch(plain(100)), encoder=Encoder(stream="ORDERS", interval=900, compression=compression))
+    group = pq.read_metadata(pa.BufferReader(encoded.data)).row_group(0)
+    assert group.column(0).compression == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
+    assert read(encoded).num_rows == 100
+
+
+def test_a_large_block_has_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "ROW_GROUP_BYTES", 100_000)
+    encoded = write(batch(plain(10_000)))
+    found = pq.read_metadata(pa.BufferReader(encoded.data))
+    assert found.num_row_groups > 3
+    assert found.num_rows == 10_000
+    ranges = [found.row_group(index).column(2).statistics for index in range(found.num_row_groups)]
+    assert all(before.max < after.min for before, after in pairwise(ranges))
+
+
+# ------------------------------------------------------------------ quarantine and salvage
+
+
+def quarantined(identities: list[Identity]) -> pa.RecordBatch:
+    count = len(identities)
+    return batch(
+        identities,
+        stage=["decode"] * count,
+        error=["not JSON"] * count,
+        raw_headers=pa.array([None] * count, pa.binary()),
+    )
+
+
+def test_a_quarantine_object_has_the_envelope_and_the_reason() -> None:
+    encoded = write(quarantined(plain(2)), block=BlockId(key=None, bucket=0, quarantine=True))
+    assert encoded.name.path.startswith("_quarantine/ORDERS/date=")
+    assert read(encoded).schema.names == [*layout.ENVELOPE, "stage", "error", "raw_headers"]
+    assert read(encoded).column("error").to_pylist() == ["not JSON"] * 2
+
+
+def test_a_block_whose_columns_cannot_be_written_is_salvaged_into_the_quarantine() -> None:
+    unwritable = batch(plain(2), a=pa.nulls(2, pa.struct([])))
+    with pytest.raises(pa.ArrowException) as caught:
+        write(unwritable)
+    encoded = ENCODER.salvage(BLOCK, [unwritable, batch(plain(2, start=2), b=[1, 2])], caught.value)
+    table = read(encoded)
+    assert (encoded.name.quarantine, encoded.name.key, encoded.name.bucket) == (True, None, BLOCK.bucket)
+    assert table.schema.names == [*layout.ENVELOPE, "stage", "error", "raw_headers"]
+    assert table.column(layout.PAYLOAD).to_pylist() == [b"%d/%d" % each for each in plain(3)]
+    assert set(table.column("stage").to_pylist()) == {"encode"}
+    assert all(error.startswith("Arrow") and "\n" not in error for error in table.column("error").to_pylist())
+    assert metadata(encoded)["sealed_by"] == "error"
+    assert (encoded.messages, encoded.duplicates) == (3, 1)
+
+
+def test_a_message_of_several_rows_is_salvaged_once() -> None:
+    rows = batch([(1, 5), (1, 5)], _nats_row=pa.array([0, 1], pa.int32()), a=["x", "y"])
+    encoded = ENCODER.salvage(BLOCK, [rows], ValueError("no"))
+    assert read(encoded).num_rows == encoded.messages == 1

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetcapture_py import layout
+from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.decode import InferringJsonDecoder, RawDecoder
+from jetcapture_py.prepare import Prepared, Preparer, one_line
+from jetcapture_py.route import KeyFunction, TemplateKey
+from jetcapture_py.wire import Received
+
+NOTHING = pa.RecordBatch.from_arrays([], names=[])
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Sent:
+    """A message as it was received."""
+
+    payload: bytes = b""
+    subject: bytes = b"s.t"
+    headers: bytes = b""
+    delivered: int = 1
+    seconds: int = 1000
+
+
+def received(*messages: Sent) -> Received:
+    return Received(
+        subjects=[message.subject for message in messages],
+        replies=[
+            f"$JS.ACK.S.C.{message.delivered}.{seq}.1.{message.seconds * SECOND}.0".encode()
+            for seq, message in enumerate(messages, 1)
+        ],
+        headers=[message.headers for message in messages],
+        payloads=[message.payload for message in messages],
+    )
+
+
+def prepare(
+    *messages: Sent | bytes, decoder: Decoder | None = None, key: KeyFunction | str = "", keep_payload: bool = True
+) -> Prepared:
+    preparer = Preparer(
+        stream="S",
+        consumer="C",
+        decoder=decoder or RawDecoder(),
+        key=TemplateKey(key) if isinstance(key, str) else key,
+        interval=900,
+        keep_payload=keep_payload,
+    )
+    prepared = preparer(received(*(Sent(m) if isinstance(m, bytes) else m for m in messages)))
+    for rows, runs in ((prepared.rows, prepared.runs), (prepared.quarantine, prepared.quarantine_runs)):
+        rows.validate(full=True)
+        assert sum(run.length for run in runs) == rows.num_rows
+    return prepared
+
+
+def seqs(rows: pa.RecordBatch) -> list[int]:
+    return list(rows.column(layout.SEQ).to_pylist())
+
+
+def faults(prepared: Prepared) -> dict[int, str]:
+    """Stage of each quarantined message, by sequence."""
+    columns = prepared.quarantine.column(layout.SEQ), prepared.quarantine.column(layout.STAGE)
+    return dict(zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+@dataclass
+class Scripted:
+    """A decoder that does what the payload says; `sizes` are the batches that it was asked to decode."""
+
+    columns: bool = True
+    sizes: list[int] = field(default_factory=list)
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        self.sizes.append(len(batch))
+        origins: list[int] = []
+        failures: list[Failure] = []
+        for index, payload in enumerate(batch.column(layout.PAYLOAD).to_pylist()):
+            match payload.split():
+                case [b"raise"]:
+                    raise RuntimeError("cannot\nread this")
+                case [b"fail"]:
+                    failures.append(Failure(index=index, stage="schema", error="not like this"))
+                case [b"skip"]:
+                    pass
+                case [b"rows", count]:
+                    origins += [index] * int(count)
+                case [b"both"]:
+                    origins.append(index)
+                    failures.append(Failure(index=index, stage="decode", error="twice"))
+                case [b"beyond"]:
+                    origins.append(len(batch))
+                case [b"twice"]:
+                    failures += [Failure(index=len(batch), stage="decode", error="elsewhere")]
+                case _:
+                    origins.append(index)
+        values = [batch.column(layout.SEQ)[origin].as_py() if origin < len(batch) else 0 for origin in origins]
+        fields = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.int64())}) if self.columns else NOTHING
+        return Decoded(fields=fields, messages=pa.array(origins, pa.int32()), failures=tuple(failures))
+
+
+# ------------------------------------------------------------------ one message's fault is its own
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "stage"),
+    [
+        (b"raise", "decode"),
+        (b"skip", "decode"),
+        (b"fail", "schema"),
+        (b"both", "decode"),
+        (b"beyond", "decode"),
+        (b"twice", "decode"),
+    ],
+)
+def test_a_message_that_a_decoder_stumbles_over_is_quarantined_alone(fault: bytes, stage: str, columns: bool) -> None:
+    prepared = prepare(b"a", fault, b"b", fault, b"c", decoder=Scripted(columns))
+    assert seqs(prepared.rows) == [1, 3, 5]
+    assert faults(prepared) == {2: stage, 4: stage}
+    assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [fault, fault]
+    if columns:
+        assert prepared.rows.column("value").to_pylist() == [1, 3, 5]
+    assert prepared.messages == 5
+
+
+def test_the_reason_is_one_line() -> None:
+    prepared = prepare(b"raise", decoder=Scripted())
+    assert prepared.quarantine.column(layout.ERROR).to_pylist() == ["RuntimeError: cannot read this"]
+
+
+def test_a_decoder_that_keeps_count_is_asked_once() -> None:
+    decoder = Scripted()
+    prepare(b"a", b"fail", b"b", decoder=decoder)
+    assert decoder.sizes == [3]
+
+
+@pytest.mark.parametrize("answer", [None, "text", Decoded(fields=pa.RecordBatch.from_pydict({"x": [1, 2]}))])
+def test_a_decoder_that_answers_nonsense_quarantines_and_does_not_crash(answer: Any) -> None:
+    class Nonsense:
+        def decode(self, batch: MessageBatch) -> Decoded:
+            return answer  # type: ignore[no-any-return]
+
+    prepared = prepare(b"a", b"b", b"c", decoder=Nonsense())
+    assert faults(prepared) == {1: "decode", 2: "decode", 3: "decode"}
+    assert prepared.rows.num_rows == 0
+
+
+def test_several_rows_of_a_message_are_numbered_from_zero() -> None:
+    prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted())
+    assert seqs(prepared.rows) == [1, 1, 1, 2, 3, 3]
+    assert prepared.rows.column(layout.ROW).to_pylist() == [0, 1, 2, 0, 0, 1]
+    assert prepared.rows.column(layout.ROW).type == pa.int32()
+    assert prepared.rows.column("value").to_pylist() == [1, 1, 1, 2, 3, 3]
+    assert prepared.messages == 3
+
+
+def test_rows_are_numbered_also_beside_failures_and_message_by_message() -> None:
+    prepared = prepare(b"raise", b"rows 2", b"fail", b"rows 3", decoder=Scripted())
+    assert seqs(prepared.rows) == [2, 2, 4, 4, 4]
+    assert prepared.rows.column(layout.ROW).to_pylist() == [0, 1, 0, 1, 2]
+    assert faults(prepared) == {1: "decode", 3: "schema"}
+
+
+def test_messages_of_one_row_each_have_no_row_number() -> None:
+    assert layout.ROW not in prepare(b"a", b"rows 1", decoder=Scripted()).rows.schema.names
+
+
+def test_decoded_fields_follow_the_envelope() -> None:
+    prepared = prepare(b'{"a": 1, "key": "k"}', decoder=InferringJsonDecoder())
+    expected = [*(name for name in layout.ENVELOPE if name != layout.STREAM), REPLY, "a", "key_"]
+    assert prepared.rows.schema.names == expected
+
+
+payloads = st.sampled_from([b"a", b"raise", b"fail", b"skip", b"rows 1", b"rows 3", b"both", b"twice"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(payloads, max_size=12), st.booleans())
+def test_every_message_is_in_the_rows_or_in_the_quarantine(batch: list[bytes], columns: bool) -> None:
+    prepared = prepare(*batch, decoder=Scripted(columns))
+    good = {seq for seq, payload in enumerate(batch, 1) if payload == b"a" or payload.startswith(b"rows")}
+    assert set(seqs(prepared.rows)) == good
+    assert seqs(prepared.quarantine) == [seq for seq in range(1, len(batch) + 1) if seq not in good]
+    expected = [
+        seq
+        for seq, payload in enumerate(batch, 1)
+        if seq in good
+        for _ in range(int(payload.split()[1]) if b" " in payload else 1)
+    ]
+    assert seqs(prepared.rows) == expected
+
+
+# ------------------------------------------------------------------ keys
+
+
+def test_rows_are_brought_together_by_key_and_bucket() -> None:
+    messages = [Sent(subject=f"s.{key}".encode(), seconds=at) for key, at in (("a", 0), ("b", 0), ("a", 0), ("a", 900))]
+    prepared = prepare(*messages, key="{subject[1]}")
+    found = [
+        (run.key, run.bucket, seqs(prepared.rows.slice(run.start, run.length)))
+        for run in sorted(prepared.runs, key=lambda run: (run.bucket, str(run.key)))
+    ]
+    assert found == [("a", 0, [1, 3]), ("b", 0, [2]), ("a", 900, [4])]
+
+
+@pytest.mark.parametrize("letter", ["x", "/", "ü", "日"])
+def test_a_key_that_is_too_long_for_a_directory_quarantines_its_message(letter: str) -> None:
+    weight = len(layout.escape_key(letter).encode())
+    fits, long = letter * (layout.MAX_KEY_BYTES // weight), letter * (layout.MAX_KEY_BYTES // weight + 1)
+    subjects = ["a", long, fits, "b", long]
+    prepared = prepare(*(Sent(subject=subject.encode(), payload=b"p") for subject in subjects), key="{subject}")
+    assert sorted(seqs(prepared.rows)) == [1, 3, 4]
+    assert {run.key for run in prepared.runs} == {"a", fits, "b"}
+    assert faults(prepared) == {2: "key", 5: "key"}
+    assert "240 are allowed" in prepared.quarantine.column(layout.ERROR)[0].as_py()
+
+
+def test_a_key_function_that_raises_for_a_message_quarantines_it_alone() -> None:
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        names = batch.column(layout.SUBJECT).to_pylist()
+        if "bad" in names:
+            raise KeyError("no\ntenant")
+        return pa.array(names, pa.string())
+
+    subjects = (b"a", b"bad", b"b", b"bad")
+    for decoder in (RawDecoder(), Scripted()):
+        prepared = prepare(*(Sent(subject=subject) for subject in subjects), key=key, decoder=decoder)
+        assert seqs(prepared.rows) == [1, 3]
+        assert {run.key for run in prepared.runs} == {"a", "b"}
+        assert faults(prepared) == {2: "key", 4: "key"}
+        assert "\n" not in prepared.quarantine.column(layout.ERROR)[0].as_py()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        "text",
+        pa.array(["too", "many", "keys", "for", "any"]),
+        pa.array([], pa.string()),
+        pa.array([1, 2, 3]),
+    ],
+)
+def test_a_key_function_that_answers_nonsense_quarantines_and_does_not_crash(answer: Any) -> None:
+    prepared = prepare(b"1", b"2", b"3", key=lambda batch, fields: answer)
+    assert faults(prepared) == {1: "key", 2: "key", 3: "key"}
+    assert prepared.rows.num_rows == 0
+
+
+def test_a_key_function_is_not_asked_about_messages_that_could_not_be_decoded() -> None:
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        assert len(batch), "asked for the keys of nothing"
+        return pa.array(["k"] * len(batch))
+
+    prepared = prepare(b"raise", b"raise", decoder=Scripted(), key=key)
+    assert faults(prepared) == {1: "decode", 2: "decode"}
+    assert prepared.runs == ()
+
+
+def test_a_message_of_several_rows_goes_to_quarantine_whole_when_one_row_has_no_place() -> None:
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        return pa.array(["x" * 300 if index == 1 else "k" for index in range(len(batch))])
+
+    prepared = prepare(b"rows 3", b"a", decoder=Scripted(), key=key)
+    assert seqs(prepared.rows) == [2]
+    assert faults(prepared) == {1: "key"}
+
+
+@pytest.mark.parametrize("payload", [b"{}", b'{"x": null}', b'{"y": 1}'])
+def test_messages_without_the_field_that_is_the_key_have_no_key(payload: bytes) -> None:
+    prepared = prepare(payload, payload, decoder=InferringJsonDecoder(), key="{x}")
+    assert [(run.key, run.length) for run in prepared.runs] == [(None, 2)]
+
+
+# ------------------------------------------------------------------ envelope and quarantine
+
+BAD_HEADERS = b"NATS/1.0\r\nno colon\r\n\r\n"
+
+
+def test_headers_that_cannot_be_read_are_kept_raw_in_the_quarantine() -> None:
+    prepared = prepare(Sent(b"a"), Sent(b"b", headers=BAD_HEADERS), Sent(b"fail"), Sent(b"d"), decoder=Scripted())
+    assert faults(prepared) == {2: "headers", 3: "schema"}
+    assert prepared.quarantine.column(layout.RAW_HEADERS).to_pylist() == [BAD_HEADERS, None]
+    assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"b", b"fail"]
+    assert seqs(prepared.rows) == [1, 4]
+    assert prepared.rows.column("value").to_pylist() == [1, 4]
+
+
+def test_headers_of_a_quarantined_message_are_kept() -> None:
+    prepared = prepare(Sent(b"fail", headers=b"NATS/1.0\r\nA: 1\r\n\r\n"), decoder=Scripted())
+    assert prepared.quarantine.column(layout.HEADERS).to_pylist() == [[("A", ["1"])]]
+
+
+def test_a_message_that_cannot_be_read_is_not_decoded() -> None:
+    decoder = Scripted()
+    prepare(Sent(b"a", headers=BAD_HEADERS), Sent(b"b", subject=b"\xff"), Sent(b"c"), decoder=decoder)
+    assert decoder.sizes == [1]
+
+
+def test_payloads_are_dropped_where_they_are_not_kept_but_never_from_the_quarantine() -> None:
+    prepared = prepare(b"a", b"fail", decoder=Scripted(), keep_payload=False)
+    assert layout.PAYLOAD not in prepared.rows.schema.names
+    assert prepared.rows.schema.names[-1] == "value"
+    assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"fail"]
+
+
+def test_a_message_in_quarantine_lies_in_the_bucket_of_its_time_without_a_key() -> None:
+    prepared = prepare(
+        Sent(b"fail", seconds=0), Sent(b"fail", seconds=950), Sent(b"fail", seconds=10), decoder=Scripted(), key="k"
+    )
+    assert {(run.key, run.bucket, run.length) for run in prepared.quarantine_runs} == {(None, 0, 2), (None, 900, 1)}
+    assert all(reply.startswith(b"$JS.ACK.") for reply in prepared.quarantine.column(REPLY).to_pylist())
+
+
+def test_redelivered_messages_are_counted_and_strays_left_out() -> None:
+    messages = received(Sent(delivered=1), Sent(delivered=2), Sent(b"x", delivered=9), Sent())
+    messages.replies[3] = b"from.somebody"
+    preparer = Preparer(
+        stream="S", consumer="C", decoder=RawDecoder(), key=TemplateKey(""), interval=900, keep_payload=True
+    )
+    prepared = preparer(messages)
+    assert (prepared.messages, prepared.redelivered, prepared.strays) == (3, 2, 1)
+    assert prepared.rows.column(layout.DELIVERED).to_pylist() == [1, 2, 9]
+
+
+@pytest.mark.parametrize("decoder", [RawDecoder, Scripted, lambda: InferringJsonDecoder()])
+@pytest.mark.parametrize("key", ["", "k", "{subject}", "{x}"])
+def test_an_empty_batch_gives_nothing(decoder: Callable[[], Decoder], key: str) -> None:
+    prepared = prepare(decoder=decoder(), key=key)
+    assert (prepared.rows.num_rows, prepared.quarantine.num_rows, prepared.messages) == (0, 0, 0)
+    assert (tuple(prepared.runs), tuple(prepared.quarantine_runs)) == ((), ())
+
+
+@given(st.text(), st.sampled_from([ValueError, KeyError, OSError]))
+def test_an_exception_is_told_in_one_printable_line(text: str, kind: type[Exception]) -> None:
+    line = one_line(kind(text))
+    assert line.isprintable()
+    assert len(line) <= 300
+    assert line.startswith(kind.__name__)
