@@ -124,7 +124,7 @@ class Publisher:
         if subject not in self._subjects:
             self._learn(subject)
         block, has_id = b"", False
-        if headers:
+        if headers is not None:
             block = header_block(headers)
             has_id = any(name == MESSAGE_ID for name, _ in headers)
         size = len(block) + len(payload)

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,11 +60,11 @@ async def connection(url: str) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def publish(url: str, messages: Iterable[Message], *, subjects: str = "orders.>") -> int:
+async def publish(url: str, messages: Iterable[Message], *, subjects: Sequence[str] = ("orders.>",)) -> int:
     """Create the stream where it is missing, publish, and return how many messages it holds."""
     async with connection(url) as client:
         stream = client.jetstream()
-        await stream.add_stream(name=STREAM, subjects=[subjects])
+        await stream.add_stream(name=STREAM, subjects=list(subjects))
         async with Publisher(client) as publisher:
             for subject, payload, headers in messages:
                 await publisher.publish(subject, payload, headers)
