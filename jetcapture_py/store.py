@@ -26,6 +26,7 @@ _LOCAL_PERMANENT = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
+    errno.EEXIST,  # a file where a directory should be
     errno.ENOTDIR,
     errno.EISDIR,
     errno.ENAMETOOLONG,
@@ -76,7 +77,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
 
 
 def _root(template: str, key: str | None) -> str:
-    return template.replace("{key}", escape_key(key)).rstrip("/")
+    """The archive's root for `key`, which alone between two slashes must not be a way up."""
+    name = escape_key(key)
+    return template.replace("{key}", "%2E" * len(name) if not name.strip(".") else name).rstrip("/")
 
 
 class LocalStore:
