@@ -1,0 +1,155 @@
+"""One store of each kind, each with a place of its own to look at without the store's help."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import fsspec
+import pytest
+import s3fs
+from moto.server import ThreadedMotoServer
+
+from jetcapture_py.store import Store, open_store
+
+S3_OPTIONS: dict[str, Any] = {
+    "key": "dummy",
+    "secret": "dummy",  # moto takes any
+    "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 30},
+}
+
+
+class Place(ABC):
+    """Where a store under test keeps its objects; `url` is its root."""
+
+    url: str
+    options: Mapping[str, Any]
+
+    def open(self, suffix: str = "") -> Store:
+        """A store for `url` with `suffix`."""
+        return open_store(self.url + suffix, self.options)
+
+    @abstractmethod
+    def objects(self) -> dict[str, bytes]:
+        """Everything that lies there, by path relative to `url`."""
+
+    @abstractmethod
+    def at(self, location: str) -> bytes:
+        """The content of the object at a location that `put` returned."""
+
+
+@dataclass
+class LocalPlace(Place):
+    """A directory."""
+
+    root: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"file://{self.root}"
+
+    def objects(self) -> dict[str, bytes]:
+        files = [path for path in self.root.rglob("*") if not path.is_dir()]
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
+
+    def at(self, location: str) -> bytes:
+        return Path(location).read_bytes()
+
+
+@dataclass
+class MemoryPlace(Place):
+    """A part of fsspec's memory, of which every process has one."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"memory://{self.name}"
+
+    def objects(self) -> dict[str, bytes]:
+        fs, root = fsspec.filesystem("memory"), f"/{self.name}/"
+        return {path.removeprefix(root): fs.cat_file(path) for path in fs.find(root)}
+
+    def at(self, location: str) -> bytes:
+        found = fsspec.filesystem("memory").cat_file(location)
+        assert isinstance(found, bytes)
+        return found
+
+
+@dataclass
+class S3Place(Place):
+    """A bucket of a server that speaks S3."""
+
+    client: Any
+    bucket: str
+    options: Mapping[str, Any]
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"s3://{self.bucket}/archive"
+
+    def objects(self) -> dict[str, bytes]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        names = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return {name.removeprefix("archive/"): self._get(name) for name in names}
+
+    def at(self, location: str) -> bytes:
+        return self._get(location.removeprefix(f"s3://{self.bucket}/"))
+
+    def _get(self, name: str) -> bytes:
+        content = self.client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
+        assert isinstance(content, bytes)
+        return content
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a server that speaks S3."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    for fs in list(s3fs.S3FileSystem._cache.values()):
+        if fs._s3 is not None:
+            s3fs.S3FileSystem.close_session(fs.loop, fs._s3)
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str) -> Iterator[S3Place]:
+    """A new bucket."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        aws_access_key_id="dummy",
+        aws_secret_access_key="dummy",
+        region_name="us-east-1",
+    )
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    client.create_bucket(Bucket=bucket)
+    yield S3Place(client, bucket, {**S3_OPTIONS, "client_kwargs": {"endpoint_url": s3_endpoint}})
+    client.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> LocalPlace:
+    """A directory that is not there yet."""
+    return LocalPlace(tmp_path / "archive")
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """One place of each kind."""
+    if request.param == "memory":
+        return MemoryPlace(f"test-{uuid.uuid4().hex}")
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Place)
+    return found
