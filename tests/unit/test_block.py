@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ def make(*, max_age: float = FOREVER, max_bytes: int = HUGE, max_rows: int = HUG
 
 def add(
     blocks: Blocks,
-    places: list[tuple[str | None, int]],
+    places: Sequence[tuple[str | None, int]],
     now: float = 0.0,
     *,
     size: int = 10,
@@ -150,7 +151,7 @@ def test_a_block_knows_its_bytes_by_its_own_payloads() -> None:
 
 def test_messages_in_one_batch_are_charged_to_the_block_they_lie_in() -> None:
     blocks = make()
-    places: list[tuple[str | None, int]] = [("a", 0)] * 5 + [("b", 0)] * 5
+    places = [("a", 0)] * 5 + [("b", 0)] * 5
     numbers = [next(NUMBERS) for _ in places]
     payloads = [b"x" * (100_000 if number == numbers[0] else 1) for number in numbers]
     arrays = {layout.PAYLOAD: pa.array(payloads, pa.binary()), REPLY: pa.array([b"r"] * 10, pa.binary())}

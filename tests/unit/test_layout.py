@@ -22,7 +22,7 @@ seqs = st.integers(0, (1 << 63) - 1)
 
 
 @st.composite
-def names(draw: st.DrawFn, **fixed: Any) -> ObjectName:
+def names(draw: st.DrawFn, /, **fixed: Any) -> ObjectName:
     first, last = sorted((draw(seqs), draw(seqs)))
     quarantine = draw(st.booleans())
     values: dict[str, Any] = {

@@ -250,7 +250,7 @@ def test_a_key_function_that_raises_for_a_message_quarantines_it_alone() -> None
     ],
 )
 def test_a_key_function_that_answers_nonsense_quarantines_and_does_not_crash(answer: Any) -> None:
-    prepared = prepare(b"1", b"2", b"3", key=lambda batch, fields: answer)
+    prepared = prepare(b"1", b"2", b"3", key=lambda *_: answer)
     assert faults(prepared) == {1: "key", 2: "key", 3: "key"}
     assert prepared.rows.num_rows == 0
 

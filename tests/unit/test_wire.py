@@ -223,17 +223,19 @@ def test_a_large_payload_is_joined_once_when_it_is_whole(sid: int, reply: bytes)
     size = 1 << 15
     chunks = [data[start : start + size] for start in range(0, len(data), size)]
     fast = Fast()
+    parser = fast._ps
+    assert isinstance(parser, FrameParser)
     fast.feed(chunks[0])
     for count, chunk in enumerate(chunks[1:-1], 2):
         fast.feed(chunk)
-        assert len(fast._ps._parts) == count
-        assert fast._ps._parts[-1] is chunk
+        assert len(parser._parts) == count
+        assert parser._parts[-1] is chunk
     fast.feed(chunks[-1])
     seen, _ = fast.outcome()
     status = sid == 1 and not reply
     assert seen[sid][0] == (b"big", reply, HEADERS, b"" if status else payload)
     assert seen[1][-1] == (b"next", ACK, b"", b"n")
-    assert fast._ps._buffered == 0
+    assert parser._buffered == 0
 
 
 def test_reset_drops_the_tail_of_the_old_connection() -> None:
