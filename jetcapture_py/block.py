@@ -172,6 +172,7 @@ class Blocks:
         full: list[Block] = []
         parts: list[tuple[int, int]] = []
         owners: list[Block] = []
+        numbers = rows.column(layout.ROW).to_numpy() if layout.ROW in rows.schema.names else None
         for run, size in zip(runs, _run_sizes(rows, runs), strict=True):
             name = BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine)
             start, stop, row_bytes = run.start, run.start + run.length, size / run.length
@@ -181,6 +182,8 @@ class Blocks:
                     block = self._open[name] = Block(id=name, opened=now)
                     self.bytes += block.bytes
                 count = min(stop - start, self._room(block, row_bytes))
+                while numbers is not None and start + count < stop and numbers[start + count]:
+                    count += 1  # a message's rows stay together, because the first object would acknowledge it
                 parts.append((start, count))
                 owners.append(block)
                 block.rows += count

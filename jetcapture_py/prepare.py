@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +61,8 @@ class Preparer:
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
         sources = sources if good is None else good.to_numpy()[sources]
         keys, keyed = self._keys(rows, fields)
+        if (first := _first_rows(messages)) is not None:
+            keys = keys.take(pa.array(first))  # a message lies in one block: storing that block acknowledges it
         if keyed is not None:
             for index, error in keyed.items():
                 failures[int(sources[index])] = Failure(index=int(sources[index]), stage="key", error=error)
@@ -86,11 +89,8 @@ class Preparer:
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
-        if messages is not None and len(messages) > 1:
-            origin = messages.to_numpy()
-            if (np.diff(origin) == 0).any():
-                first = np.searchsorted(origin, origin, side="left")
-                columns[layout.ROW] = pa.array(np.arange(len(origin)) - first, pa.int32())
+        if (first := _first_rows(messages)) is not None:
+            columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
         if fields.num_columns:
             columns.update(zip(fields.schema.names, fields.columns, strict=True))
         return pa.RecordBatch.from_pydict(columns)
@@ -194,6 +194,14 @@ def one_line(error: BaseException) -> str:
     """An exception as one line of at most 300 characters, without control characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return "".join(character if character.isprintable() else "\ufffd" for character in text)[:300]
+
+
+def _first_rows(messages: pa.Int32Array | None) -> Any:
+    """For every row the first one of its message; None when every message has one row."""
+    if messages is None:
+        return None
+    origin = messages.to_numpy()
+    return np.searchsorted(origin, origin, side="left") if (np.diff(origin) == 0).any() else None
 
 
 def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:

@@ -116,6 +116,33 @@ def test_a_large_run_is_split_over_blocks_exactly_at_the_limit() -> None:
     assert [number for block in [*full, left] for number in numbers_of(block)] == list(range(start, start + 13))
 
 
+@pytest.mark.parametrize(("max_rows", "max_bytes"), [(4, HUGE), (HUGE, BLOCK_OVERHEAD + 2000), (1, HUGE)])
+def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_it(
+    max_rows: int, max_bytes: int
+) -> None:
+    per_message = [3, 1, 4, 2, 2, 6, 1]
+    origins = [message for message, count in enumerate(per_message) for _ in range(count)]
+    known = {
+        layout.SEQ: pa.array(origins, pa.int64()),
+        layout.PAYLOAD: pa.array([b"x"] * len(origins), pa.binary()),
+        REPLY: pa.array([b"ack.%d" % origin for origin in origins], pa.binary()),
+    }
+    columns = [known.get(field.name, pa.nulls(len(origins), field.type)) for field in ENVELOPE]
+    numbers = pa.array([row for count in per_message for row in range(count)], pa.int32())
+    rows = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE).append_column(layout.ROW, numbers)
+    rows, runs = group(rows, pa.nulls(len(origins), pa.string()), np.zeros(len(origins), np.int64))
+    blocks = make(max_rows=max_rows, max_bytes=max_bytes)
+    full = blocks.add(rows, runs, 0.0)
+    assert len(full) >= 2
+    owners: defaultdict[int, set[int]] = defaultdict(set)
+    for place, block in enumerate(blocks):
+        for part in block.batches():
+            for origin in part.column(layout.SEQ).to_pylist():
+                owners[origin].add(place)
+    assert [len(owners[message]) for message in range(len(per_message))] == [1] * len(per_message)
+    assert blocks.unacked == sum(block.rows for block in blocks) == len(origins)
+
+
 def test_a_block_is_sealed_before_it_outgrows_its_bytes() -> None:
     blocks = make(max_bytes=1 << 20)
     full: list[Block] = []

@@ -274,6 +274,18 @@ def test_a_message_of_several_rows_goes_to_quarantine_whole_when_one_row_has_no_
     assert faults(prepared) == {1: "key"}
 
 
+def test_all_rows_of_a_message_have_the_key_of_its_first_because_one_object_acknowledges_it() -> None:
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        return pa.array([f"k{index}" for index in range(len(batch))])
+
+    prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted(), key=key)
+    assert [(run.key, seqs(prepared.rows.slice(run.start, run.length))) for run in prepared.runs] == [
+        ("k0", [1, 1, 1]),
+        ("k3", [2]),
+        ("k4", [3, 3]),
+    ]
+
+
 @pytest.mark.parametrize("payload", [b"{}", b'{"x": null}', b'{"y": 1}'])
 def test_messages_without_the_field_that_is_the_key_have_no_key(payload: bytes) -> None:
     prepared = prepare(payload, payload, decoder=InferringJsonDecoder(), key="{x}")
