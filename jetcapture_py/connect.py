@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -73,13 +74,11 @@ async def connect(
                 connect_timeout=5,
                 ping_interval=PING_INTERVAL,
                 error_cb=note,
-                disconnected_cb=on_disconnected,
-                reconnected_cb=on_reconnected,
-                closed_cb=on_closed,
             )
             break
         except (OSError, nats.errors.Error, TimeoutError) as error:
-            await client.close()
+            with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+                await asyncio.wait_for(client.close(), 1)  # after a failed TLS handshake it may never end
             reason = _reason(problem[-1] if isinstance(error, nats.errors.NoServersError) and problem else error)
             if any(word in reason.lower() for word in _REFUSED) or isinstance(error, ssl.SSLCertVerificationError):
                 raise SourceError(f"NATS refused the connection: {reason}") from error
@@ -87,7 +86,7 @@ async def connect(
                 where = ", ".join(config.servers)
                 raise SourceError(f"cannot connect to NATS at {where}: {reason}") from error
             await asyncio.sleep(min(0.5, max(0.0, deadline - loop.time())))
-    client._error_cb = on_error
+    client.watch(on_disconnected, on_reconnected, on_closed, on_error)
     client.options.update(allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=1)
     known = {server.uri.netloc for server in client.server_pool}
     missing = [url for url in config.servers if url.split("://", 1)[1] not in known]

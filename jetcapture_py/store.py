@@ -147,7 +147,10 @@ def _make_directory(directory: Path) -> None:
         return
     if directory.parent != directory:
         _make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
+    try:
+        directory.mkdir(exist_ok=True)
+    except FileExistsError as error:  # and it is not a directory, or mkdir would not have minded
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from error
     _sync_directory(str(directory.parent))
 
 

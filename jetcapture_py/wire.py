@@ -11,7 +11,7 @@ Bypassed on the fast path: nats-py's statistics and its pending limits; the pull
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 OBJECT_OVERHEAD = 320
 """Bytes that one received message costs beside its content, as four Python byte strings in lists."""
+
+Hook = Callable[[], Awaitable[None]]
 
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
@@ -124,6 +126,11 @@ class Connection(Client):
     def register(self, sid: int, inbox: Inbox) -> None:
         """From now on, messages of subscription `sid` go to `inbox`."""
         self.inboxes[sid] = inbox
+
+    def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
+        """Call these from now on; what befell the first attempts to connect was the caller's own to see."""
+        self._disconnected_cb, self._reconnected_cb = disconnected, reconnected
+        self._closed_cb, self._error_cb = closed, error
 
     def _connect_command(self) -> bytes:
         """The CONNECT line, which carries the credentials: never sent in the clear when TLS was asked for."""

@@ -1,0 +1,239 @@
+"""The real command, real signals, and what an operator sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nats.js.errors import NotFoundError
+
+from tests.support.nats_server import NatsServer
+from tests.support.running import Command, consumer, objects, publish, rows, settings
+
+Start = Callable[..., NatsServer]
+
+
+def awaited(condition: Callable[[], Any], what: str, timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"after {timeout} s it is still not so that {what}"
+        time.sleep(0.02)
+
+
+def delivered(url: str) -> int:
+    """Messages that are delivered and not acknowledged; -1 before there is a consumer."""
+    try:
+        return int(asyncio.run(consumer(url)).num_ack_pending)
+    except NotFoundError:
+        return -1
+
+
+def three(count: int = 1000) -> list[Any]:
+    return [(f"orders.{index % 3}", b"%d" % index, None) for index in range(count)]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jetcapture_py", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
+    nats_server: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", drain_timeout="10s")) as replica:
+        replica.start()
+        awaited(lambda: delivered(server.url) == 1000, "all are delivered")
+        assert not list((tmp_path / "archive").rglob("*.parquet"))
+        began = time.monotonic()
+        replica.process.send_signal(number)
+        assert replica.wait(10) == 0, replica.log
+        assert time.monotonic() - began < 5
+    assert len(rows(tmp_path / "archive")) == 1000
+    state = asyncio.run(consumer(server.url))
+    assert (state.num_pending, state.num_ack_pending) == (0, 0)
+    (stopped,) = replica.events("capture.stopped")
+    assert (stopped["received"], stopped["acked"], stopped["sealed_by"]) == (1000, 1000, {"drain": 3})
+
+
+def blocked_archive(directory: Path) -> Path:
+    """An archive in which nothing can be stored, though it could when the process began: a file is in the way."""
+    archive = directory / "archive"
+    archive.mkdir()
+    (archive / "ORDERS").write_text("in the way")
+    return archive
+
+
+def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_server: Start, tmp_path: Path) -> None:
+    server, archive = nats_server(), blocked_archive(tmp_path)
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, archive, drain_timeout="1s", block={"max_age": "0.2s"})) as replica:
+        replica.start()
+        awaited(lambda: list(replica.events("store.failed")), "the store fails")
+        began = time.monotonic()
+        replica.process.send_signal(signal.SIGTERM)
+        assert replica.wait(20) == 1
+        assert time.monotonic() - began < 8
+        (failure,) = replica.events("capture.failed")
+        assert failure["error"] == "drain_timeout: 1000 messages were not stored in time and are given back"
+        (archive / "ORDERS").unlink()
+        assert replica.start("--until-caught-up").wait(30) == 0, "what was given back comes at once"
+    assert len(rows(archive)) == 1000
+
+
+def test_a_second_signal_ends_the_process_at_once(nats_server: Start, tmp_path: Path) -> None:
+    server, archive = nats_server(), blocked_archive(tmp_path)
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"})) as replica:
+        replica.start()
+        awaited(lambda: list(replica.events("store.failed")), "the store fails")
+        replica.process.send_signal(signal.SIGTERM)
+        awaited(lambda: list(replica.events("capture.draining")), "the drain begins")
+        assert replica.process.poll() is None
+        began = time.monotonic()
+        replica.process.send_signal(signal.SIGTERM)
+        assert replica.wait(5) == 1
+        assert time.monotonic() - began < 1
+    assert asyncio.run(consumer(server.url)).num_ack_pending == 1000
+
+
+def test_a_signal_while_nothing_can_be_reached_ends_the_process(tmp_path: Path) -> None:
+    with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive")) as replica:
+        replica.start()
+        awaited(lambda: list(replica.events("capture.started")), "it tries")
+        replica.process.send_signal(signal.SIGTERM)
+        assert replica.wait(5) == 0
+
+
+def test_a_quiet_streams_block_is_stored_within_two_seconds_of_its_age(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, []))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", block={"max_age": "3s"})) as replica:
+        replica.start()
+        awaited(lambda: "capture.started" in replica.log, "it has started")
+        began = time.monotonic()
+        asyncio.run(publish(server.url, [("orders.x", b"alone", None)]))
+        awaited(lambda: list((tmp_path / "archive").rglob("ORDERS/**/*.parquet")), "the block is stored")
+        assert 2.5 < time.monotonic() - began < 5
+        awaited(lambda: asyncio.run(consumer(server.url)).num_ack_pending == 0, "it is acknowledged")
+
+
+def test_objects_are_named_as_documented_and_a_run_without_messages_leaves_none(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, []))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", key="{subject[1]}")) as replica:
+        assert replica.start("--until-caught-up").wait(20) == 0
+        assert objects(tmp_path / "archive") == []
+        asyncio.run(publish(server.url, three()))
+        assert replica.start("--until-caught-up").wait(20) == 0
+    names = objects(tmp_path / "archive")
+    assert sorted({str(name.key) for name in names}) == ["0", "1", "2"]
+    assert all(name.path.startswith(f"ORDERS/key={name.key}/date=") for name in names)
+    assert sum(name.rows for name in names) == 1000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"source": {"ack_wiat": "2m"}}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
+        ({"block": {"interval": "7m"}}, "block.interval: expected whole seconds that divide a day evenly"),
+        ({"decode": {"format": "jsn"}}, "decode.format: expected"),
+        ({"key": "{subject[x]}"}, "key: cannot read '{subject[x]}'"),
+        ({"store": {"url": "s4://bucket"}}, "store.url: expected an absolute path or one of"),
+        ({"decode": {"format": "json", "columns": {"a": "int46"}}}, "decode.columns.a"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_path_and_a_suggestion_and_exits_2(
+    tmp_path: Path, wrong: dict[str, Any], line: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:4222", tmp_path / "archive", **wrong)))
+    done = command("run", str(path))
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def failure(replica: Command) -> str:
+    """The one error of a process that could not start."""
+    lines = [json.loads(line) for line in replica.log.splitlines()]
+    (error,) = [line["error"] for line in lines if line["level"] == "error"]
+    assert "Traceback" not in replica.log
+    return str(error)
+
+
+def test_a_missing_stream_is_one_clear_line_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
+        assert replica.start().wait(20) == 1
+    assert failure(replica) == "stream ORDERS does not exist; create it, or correct source.stream"
+
+
+def test_a_missing_consumer_that_may_not_be_created_is_one_clear_line_and_exits_1(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, []))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", source={"create": False})) as replica:
+        assert replica.start().wait(20) == 1
+    assert failure(replica) == "consumer archive does not exist on stream ORDERS"
+
+
+def test_a_wrong_password_is_one_clear_line_and_exits_1_and_is_not_repeated(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server("authorization { user: app, password: right }")
+    login = {"user": "app", "password": "wr0ng-secret"}
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", nats=login)) as replica:
+        assert replica.start().wait(20) == 1
+    assert failure(replica) == "NATS refused the connection: Authorization Violation"
+    assert "wr0ng-secret" not in replica.log
+
+
+def test_an_unwritable_store_is_one_clear_line_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    (tmp_path / "file").write_text("not a directory")
+    with Command(tmp_path, settings(server.url, tmp_path / "file" / "archive")) as replica:
+        assert replica.start().wait(20) == 1
+    assert failure(replica) == f"cannot write {tmp_path}/file/archive/_probe: Not a directory"
+    assert asyncio.run(consumer(server.url)).num_ack_pending == 0, "nothing was pulled"
+
+
+def test_a_server_without_jetstream_and_one_that_is_not_there_are_one_clear_line(tmp_path: Path) -> None:
+    with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive")) as replica:
+        assert replica.start().wait(40) == 1
+    assert failure(replica).startswith("cannot connect to NATS at nats://127.0.0.1:1: ")
+
+
+def test_the_schema_is_json_and_knows_the_settings() -> None:
+    done = command("schema")
+    assert done.returncode == 0
+    assert {"nats", "source", "decode", "key", "block", "store", "limits", "log", "drain_timeout"} == set(
+        json.loads(done.stdout)["properties"]
+    )
+
+
+def test_every_log_line_of_a_run_is_json_with_an_event(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
+        assert replica.start("--until-caught-up").wait(20) == 0
+    events = [json.loads(line)["event"] for line in replica.log.splitlines()]
+    assert events[0] == "capture.started"
+    assert events[-1] == "capture.stopped"
+    assert "blocks.stored" in events
