@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from jetcapture_py import layout
 
-REPLY = "reply"
+REPLY = "_nats_reply"
 """The column with each message's ack subject. It lives in memory only and never reaches the archive."""
 
 HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))

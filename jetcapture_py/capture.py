@@ -7,8 +7,6 @@ place that acks, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -19,21 +17,21 @@ from jetcapture_py.block import Block, Blocks, SealRules
 from jetcapture_py.config import Config
 from jetcapture_py.decode import make_decoder
 from jetcapture_py.encode import EncodedBlock, Encoder
-from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError
-from jetcapture_py.log import event
+from jetcapture_py.errors import ConfigError, DrainError
 from jetcapture_py.prepare import Preparer
+from jetcapture_py.retry import put_all
 from jetcapture_py.route import KeyFunction, TemplateKey
 from jetcapture_py.source import Source
 from jetcapture_py.stats import Stats
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.wire import Received
 
-log = logging.getLogger("jetcapture.capture")
 T = TypeVar("T")
 OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
 ACK_ATTEMPTS = 5
-FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
+SMALL, TOGETHER = 64 << 10, 64
+"""Blocks below so many bytes share a worker thread's turn, up to so many of them."""
 PREPARING_COPIES = 3
 """A batch in preparation lies in memory as received, as columns, and as routed columns."""
 
@@ -139,44 +137,25 @@ class Capture:
     async def _store(self) -> None:
         """Sealed blocks become objects. A block is held until its object is stored, however often that fails."""
         while True:
-            block = await self.sealed.get()
-            encoded = await self._in(self._storing, self._encode, block.id, block.sealed_by, block.batches())
-            block.release()
-            self.encoded_bytes += encoded.data.size
-            location = await self._put(encoded)
-            self.encoded_bytes -= encoded.data.size
-            if self.on_stored is not None:
-                await self.on_stored(encoded, location)
-            self.stored.put_nowait((block, encoded))
+            blocks = [await self.sealed.get()]
+            while blocks[-1].bytes < SMALL and len(blocks) < TOGETHER and not self.sealed.empty():
+                blocks.append(self.sealed.get_nowait())
+            parts = [(block.id, block.sealed_by, block.batches()) for block in blocks]
+            objects = await self._in(self._storing, self._encode, parts)
+            for block, encoded in zip(blocks, objects, strict=True):
+                block.release()
+                self.encoded_bytes += encoded.data.size
+            retry_for = self.config.store.retry_for
+            async for index, location in put_all(self.store, objects, self._storing, retry_for, self.stats):
+                self.encoded_bytes -= objects[index].data.size
+                if self.on_stored is not None:
+                    await self.on_stored(objects[index], location)
+                self.stored.put_nowait((blocks[index], objects[index]))
             self.source.nudge()
             self.progress.set()
 
-    def _encode(self, *block: Any) -> EncodedBlock:
-        try:
-            return self.encoder.encode(*block)
-        except Exception as error:
-            event(log, logging.ERROR, "block.quarantined", error=error)
-            return self.encoder.salvage(block[0], block[2], error)
-
-    async def _put(self, encoded: EncodedBlock) -> str:
-        loop, delay, failed = asyncio.get_running_loop(), FIRST_RETRY, 0
-        began = loop.time()
-        while True:
-            try:
-                location = await self._in(self._storing, self.store.put, encoded.name, encoded.data)
-            except Exception as error:
-                failed += 1
-                self.stats.store_errors += 1
-                level = logging.ERROR if isinstance(error, PermanentStoreError) else logging.WARNING
-                event(log, level, "store.failed", error=error, attempt=failed, object=encoded.name.path)
-                if loop.time() - began >= self.config.store.retry_for:
-                    raise
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
-                delay = min(delay * 2, LONGEST_RETRY)
-            else:
-                if failed:
-                    event(log, logging.INFO, "store.recovered", attempts=failed + 1, object=encoded.name.path)
-                return location
+    def _encode(self, parts: list[tuple[Any, ...]]) -> list[EncodedBlock]:
+        return [self.encoder.encode_or_salvage(*part) for part in parts]
 
     async def _acknowledge(self) -> None:
         """Stored blocks are acknowledged, all that are there at once. Nothing else in this program acknowledges."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.block import BlockId
 from jetcapture_py.decode.unify import conform, unify
+from jetcapture_py.log import event
+
+log = logging.getLogger("jetcapture.encode")
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
@@ -77,17 +81,25 @@ class Encoder:
         data = self._write(table, self._metadata(name, messages, sealed_by, table.schema))
         return EncodedBlock(name=name, data=data, messages=messages, duplicates=duplicates)
 
+    def encode_or_salvage(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+        """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
+        try:
+            return self.encode(block, sealed_by, batches)
+        except Exception as error:
+            event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
+            return self.salvage(block, batches, error)
+
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
-        """The block's messages as a quarantine object: the way out when its decoded columns cannot be written."""
+        """The block's messages as a quarantine object, envelope only."""
         rows = []
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         for batch in batches:
-            envelope = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, REPLY)])
-            stage = pa.array(["encode"] * len(batch), pa.string())
-            reason = pa.array(
-                [f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]] * len(batch), pa.string()
-            )
-            envelope = envelope.append_column(layout.STAGE, stage).append_column(layout.ERROR, reason)
-            rows.append(envelope.append_column(layout.RAW_HEADERS, pa.nulls(len(batch), pa.binary())))
+            count = len(batch)
+            headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)
+            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, REPLY)])
+            kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
+            kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
+            rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
         return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
 
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str, schema: pa.Schema) -> dict[str, str]:

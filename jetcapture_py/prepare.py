@@ -142,7 +142,7 @@ def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
         decoded = decoder.decode(batch)
         if _complete(decoded, len(batch)):
             return decoded
-        problem = "the decoder gave neither a row nor an error for this message"
+        problem = "the decoder broke its promise: its rows, errors or column names do not fit"
     except Exception as error:
         problem = one_line(error)
     if len(batch) == 1:
@@ -170,7 +170,10 @@ def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
 
 
 def _complete(decoded: Decoded, count: int) -> bool:
-    """Whether every message gave rows or an error, as `Decoded` promises."""
+    """Whether every message gave rows or an error, and no column takes the envelope's place, as `Decoded` promises."""
+    names = decoded.fields.schema.names
+    if len(set(names)) < len(names) or any(name != layout.field_name(name) for name in names):
+        return False
     rows = decoded.fields.num_rows if decoded.fields.num_columns else None
     if decoded.messages is None:
         return not decoded.failures and rows in (None, count)

@@ -32,6 +32,8 @@ EXPIRES = 30.0
 PULL_BYTES = 32 << 20
 """Most bytes one pull asks for."""
 ENOUGH = 4096
+MOST_AT_ONCE = 256 << 20
+"""Most bytes that are handed on at once; an Arrow column of byte strings must stay below 2 GiB."""
 LINGER = 0.1
 """A batch is handed on when it has `ENOUGH` messages, or so many seconds after its first one."""
 PAUSE = 0.5
@@ -226,7 +228,7 @@ class Source:
                 await asyncio.wait_for(self._enough.wait(), LINGER)
         received = Received()
         for lane in self._lanes:
-            received.extend(lane.inbox.take(self.memory // 8 // LANES))
+            received.extend(lane.inbox.take(min(self.memory // 8, MOST_AT_ONCE) // LANES))
         if not self._stopping and not self.waiting:
             self._ready.clear()
         return received if received or not self._stopping else None

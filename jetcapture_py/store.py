@@ -70,6 +70,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
         return LocalStore(rest if separator else url)
     try:
         return FsspecStore(scheme, rest, options)
+    except TypeError as error:
+        raise ConfigError(f"store.options: {scheme}:// does not take them; {error}") from error
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(scheme)
         hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
@@ -124,8 +126,8 @@ class LocalStore:
         if directory not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
-            _make_directory(Path(directory))
-            _sweep(Path(directory))
+            if not _make_directory(directory):
+                _sweep(Path(directory))
             self._known.add(directory)
 
 
@@ -141,17 +143,20 @@ def _write_durably(path: str, data: pa.Buffer) -> None:
         os.close(handle)
 
 
-def _make_directory(directory: Path) -> None:
-    """Create `directory` and what is above it, durably."""
-    if directory.is_dir():
-        return
-    if directory.parent != directory:
-        _make_directory(directory.parent)
+def _make_directory(directory: str) -> bool:
+    """Create `directory` and what is above it, durably; False when it was there already."""
+    parent = directory.rpartition("/")[0] or "/"
     try:
-        directory.mkdir(exist_ok=True)
-    except FileExistsError as error:  # and it is not a directory, or mkdir would not have minded
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from error
-    _sync_directory(str(directory.parent))
+        os.mkdir(directory)  # noqa: PTH102  as in `_publish`
+    except FileNotFoundError:
+        _make_directory(parent)
+        return _make_directory(directory)
+    except FileExistsError as error:
+        if not os.path.isdir(directory):  # noqa: PTH112
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from error
+        return False
+    _sync_directory(parent)
+    return True
 
 
 def _sweep(directory: Path) -> None:

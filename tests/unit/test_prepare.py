@@ -357,3 +357,21 @@ def test_an_exception_is_told_in_one_printable_line(text: str, kind: type[Except
     assert line.isprintable()
     assert len(line) <= 300
     assert line.startswith(kind.__name__)
+
+
+def test_fields_called_like_the_envelope_take_nobodys_place() -> None:
+    class Greedy:
+        def decode(self, batch: MessageBatch) -> Decoded:
+            return Decoded(fields=pa.RecordBatch.from_pydict({layout.SEQ: pa.array([99] * len(batch), pa.int64())}))
+
+    prepared = prepare(b"1", b"2", decoder=Greedy())
+    assert faults(prepared) == {1: "decode", 2: "decode"}
+    assert prepared.quarantine.column(layout.SEQ).to_pylist() == [1, 2]
+
+
+def test_a_field_called_reply_does_not_take_the_ack_subjects_place() -> None:
+    prepared = prepare(b'{"reply": "stolen", "_nats_reply": "too"}', decoder=InferringJsonDecoder())
+    (row,) = prepared.rows.to_pylist()
+    assert row["reply"] == "stolen"
+    assert row["_nats_reply_"] == "too"
+    assert row[REPLY].startswith(b"$JS.ACK.")
