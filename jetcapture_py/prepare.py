@@ -16,9 +16,12 @@ import pyarrow.compute as pc
 
 from jetcapture_py import layout
 from jetcapture_py.assemble import assemble
-from jetcapture_py.batch import Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.route import KeyFunction, Run, buckets, group
 from jetcapture_py.wire import Received
+
+_TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
+"""Column names that are not a decoder's to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
 def _complete(decoded: Decoded, count: int) -> bool:
     """Whether every message gave rows or an error, and no column takes the envelope's place, as `Decoded` promises."""
     names = decoded.fields.schema.names
-    if len(set(names)) < len(names) or any(name != layout.field_name(name) for name in names):
+    if len(set(names)) < len(names) or any(name.lower() in _TAKEN for name in names):
         return False
     rows = decoded.fields.num_rows if decoded.fields.num_columns else None
     if decoded.messages is None:
