@@ -10,6 +10,7 @@ import errno
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -182,6 +183,8 @@ class FsspecStore:
         self.scheme = scheme
         self.root = root
         self.fs = fsspec.filesystem(scheme, **options)
+        # aiohttp fears for the event loop; this one is fsspec's own, in a thread where nothing else waits
+        warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
         self._put_options = {"chunksize": _SINGLE_PUT} if scheme in ("s3", "s3a") else {}
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -13,6 +17,7 @@ import boto3
 import fsspec
 import pytest
 import s3fs
+from azure.storage.blob import BlobServiceClient
 from moto.server import ThreadedMotoServer
 
 from jetcapture_py.store import Store, open_store
@@ -22,6 +27,11 @@ S3_OPTIONS: dict[str, Any] = {
     "secret": "dummy",  # moto takes any
     "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 30},
 }
+
+
+AZURITE_NAME = "devstoreaccount1"
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account that every Azurite has, as its documentation says; no secret."""
 
 
 class Place(ABC):
@@ -139,13 +149,71 @@ def s3(s3_endpoint: str) -> Iterator[S3Place]:
     client.close()
 
 
+@dataclass
+class AzurePlace(Place):
+    """A container of a server that speaks Azure's blob storage."""
+
+    client: Any
+    options: Mapping[str, Any]
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return f"az://{self.client.container_name}/archive"
+
+    def objects(self) -> dict[str, bytes]:
+        return {str(blob.name).removeprefix("archive/"): self._get(blob.name) for blob in self.client.list_blobs()}
+
+    def at(self, location: str) -> bytes:
+        return self._get(location.removeprefix(f"az://{self.client.container_name}/"))
+
+    def _get(self, name: str) -> bytes:
+        content = self.client.download_blob(name).readall()
+        assert isinstance(content, bytes)
+        return content
+
+
+@pytest.fixture(scope="session")
+def azure_connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """How to reach an Azurite that lives as long as the tests."""
+    binary = shutil.which("azurite-blob")
+    if binary is None:
+        pytest.skip("azurite-blob is not on the PATH (npm install --global azurite)")
+    home = tmp_path_factory.mktemp("azurite")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
+    with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (home / "azurite.log").read_text()
+                assert time.monotonic() < deadline, "azurite does not answer"
+                time.sleep(0.05)
+        yield (
+            f"DefaultEndpointsProtocol=http;AccountName={AZURITE_NAME};AccountKey={AZURITE_KEY};"
+            f"BlobEndpoint=http://127.0.0.1:{port}/{AZURITE_NAME};"
+        )
+        process.terminate()
+
+
+@pytest.fixture
+def azure(azure_connection: str) -> Iterator[AzurePlace]:
+    """A new container."""
+    with BlobServiceClient.from_connection_string(azure_connection) as service:
+        container = service.create_container(f"container-{uuid.uuid4().hex}")
+        yield AzurePlace(container, {"connection_string": azure_connection})
+
+
 @pytest.fixture
 def local(tmp_path: Path) -> LocalPlace:
     """A directory that is not there yet."""
     return LocalPlace(tmp_path / "archive")
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", "s3", "azure"])
 def place(request: pytest.FixtureRequest) -> Place:
     """One place of each kind."""
     if request.param == "memory":
