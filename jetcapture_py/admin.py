@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.config import SourceConfig
-from jetcapture_py.connect import Api, ApiError
+from jetcapture_py.connect import Api, ApiError, UnavailableError
 from jetcapture_py.errors import SourceError
 
 _CONSUMER_NOT_FOUND = 10014
@@ -57,10 +57,12 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
 
 
 async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
-    """The consumer's state now. Raises SourceError when it or its stream does not exist (any more)."""
+    """The consumer's state now. Raises SourceError when it or its stream does not exist, UnavailableError otherwise."""
     try:
         return consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
     except ApiError as error:
+        if error.err_code not in (_CONSUMER_NOT_FOUND, _STREAM_NOT_FOUND):
+            raise UnavailableError(str(error)) from error
         raise _translated(error, stream, consumer) from error
 
 

@@ -27,8 +27,12 @@ log = logging.getLogger("jetcapture.source")
 
 LANES = 3
 HEARTBEAT = 5.0
-"""Seconds of silence after which the server confirms that a pull is alive; after two and a half of them it is not."""
+"""Seconds of silence after which the server confirms that a pull is alive."""
+SILENCE = 12.5
+"""Seconds of silence after which a pull is given up."""
 EXPIRES = 30.0
+GRACE = 5.0
+"""Seconds that the server may take to say that a pull has expired."""
 PULL_BYTES = 32 << 20
 """Most bytes one pull asks for."""
 ENOUGH = 4096
@@ -37,6 +41,8 @@ MOST_AT_ONCE = 256 << 20
 LINGER = 0.1
 """A batch is handed on when it has `ENOUGH` messages, or so many seconds after its first one."""
 PAUSE = 0.5
+CERTAIN = 3
+"""Times in a row that the server must say that the consumer does not exist."""
 CONFIRM_TIMEOUT = 5.0
 FRAME_OVERHEAD = 64 << 10
 CONNECT_PATIENCE = 20.0
@@ -55,6 +61,7 @@ class Lane:
     start: int = 0
     start_bytes: int = 0
     heard: float = 0.0
+    expires: float = 0.0
     not_before: float = 0.0
 
     @property
@@ -84,7 +91,7 @@ class Source:
         self.reconnects = 0
         self.stream_created = ""
         self._held, self._unacked = held, unacked
-        self._others = 0
+        self._others = self._missing = 0
         self._fast = fast
         self._lanes: list[Lane] = []
         self._subscriptions: list[Subscription] = []
@@ -272,7 +279,7 @@ class Source:
             self._wake.clear()
             now = self._loop.time()
             for lane in self._lanes:
-                if lane.active and now - max(lane.heard, self._last_data) > HEARTBEAT * 2.5:
+                if lane.active and (now > lane.expires or now - max(lane.heard, self._last_data) > SILENCE):
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
                 if not lane.active and now >= lane.not_before and self._client.is_connected:
@@ -301,6 +308,7 @@ class Source:
         lane.pull += 1
         lane.active, lane.batch, lane.max_bytes = True, batch, size
         lane.start, lane.start_bytes, lane.heard = lane.inbox.total, lane.inbox.total_bytes, now
+        lane.expires = now + expires + GRACE
         body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
             batch,
             size,
@@ -335,8 +343,11 @@ class Source:
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
             return False
         except SourceError as error:
-            self.fail(error)
+            self._missing += 1
+            if self._missing >= CERTAIN:  # a cluster that has just lost its leader may say so once, and be wrong
+                self.fail(error)
             return False
+        self._missing = 0
         return True
 
     @property

@@ -248,6 +248,22 @@ def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
+def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as capture:
+            lanes = capture.source._lanes
+            await until(lambda: all(lane.pull == 1 for lane in lanes), "every lane has pulled")
+            for lane in lanes:  # as if the server had forgotten the pulls and never said so
+                lane.expires = 0.0
+            await until(lambda: all(lane.pull == 2 for lane in lanes), "every lane has pulled again")
+            await publish(server.url, plain(10))
+            await until(lambda: capture.stats.acked == 10, "messages still come, each once")
+
+    asyncio.run(scenario())
+
+
 def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
