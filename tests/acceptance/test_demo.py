@@ -134,23 +134,25 @@ def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
 
 
 def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
-    mark = uuid.uuid4().hex
+    mark, directory = uuid.uuid4().hex, tmp_path / "demo"
     with subprocess.Popen(
-        command(tmp_path / "demo"), stdout=subprocess.PIPE, text=True, env={**os.environ, MARK: mark}
+        command(directory), stdout=subprocess.PIPE, text=True, env={**os.environ, MARK: mark}
     ) as process:
-        assert process.stdout is not None
-        seen = ""
-        for line in process.stdout:
-            seen += line
-            if line.startswith("2. "):  # the replicas start
-                assert any("nats-server" in each.name() for each in marked(mark))
-                process.send_signal(signal.SIGTERM)
-                break
-        seen += process.stdout.read()
-        assert process.wait(60) == 130, seen
-    assert seen.endswith("Interrupted; all processes are stopped.\n")
+        until_it_logs(directory / "logs" / "replica-2.log")
+        assert sum("--until-caught-up" in each.cmdline() for each in marked(mark)) == 2
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert output.endswith("Interrupted; all processes are stopped.\n")
     assert left_over(mark) == []
-    assert not accepts(server_port(seen))
+    assert not accepts(server_port(output))
+
+
+def until_it_logs(log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not (log.exists() and log.stat().st_size):
+        assert time.monotonic() < deadline, f"nothing in {log}"
+        time.sleep(0.01)
 
 
 def refused(directory: Path, environment: Mapping[str, str], python: str = sys.executable) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
 import yaml
