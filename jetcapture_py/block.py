@@ -9,6 +9,7 @@ Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock, sizes
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -230,13 +231,13 @@ class Blocks:
         """Seal every open block."""
         return self.seal(list(self._open.values()), reason)
 
-    def seal_most(self, *, rows: int = 0, size: int = 0, blocks: int = 0) -> list[Block]:
-        """Seal the largest blocks until `rows` rows, `size` bytes and `blocks` blocks are sealed, under pressure."""
-        if rows <= 0 and size <= 0 and blocks <= 0:
+    def seal_most(self, *, rows: int = 0, size: int = 0, blocks: int = 0, most: int = 1 << 30) -> list[Block]:
+        """Seal the largest blocks until `rows` rows, `size` bytes and `blocks` blocks are sealed, at most `most`."""
+        if most <= 0 or (rows <= 0 and size <= 0 and blocks <= 0):
             return []
         by_bytes = size > 0
         chosen: list[Block] = []
-        for block in sorted(self._open.values(), key=lambda b: b.bytes if by_bytes else b.rows, reverse=True):
+        for block in heapq.nlargest(most, self._open.values(), key=lambda b: b.bytes if by_bytes else b.rows):
             if rows <= 0 and size <= 0 and len(chosen) >= blocks:
                 break
             chosen.append(block)

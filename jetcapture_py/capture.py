@@ -69,8 +69,8 @@ class Capture:
         self.encoder = Encoder(stream=source.stream, interval=int(block.interval), compression=block.compression)
         self.on_stored = on_stored
         self.preparing = Received()
-        self.encoded_bytes = 0
-        self.opened = self.draining = False
+        self.encoded_bytes = self.waiting_bytes = 0
+        self.opened = False
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
         self.progress = asyncio.Event()
@@ -125,13 +125,18 @@ class Capture:
             self.preparing = Received()
             upkeep.count(self.stats, prepared)
             upkeep.relieve(self)
-            while self.sealed.qsize() > self.config.store.concurrency * 2 and not self.draining:
-                await self._progress()  # meanwhile messages gather at the source, so that the next blocks are larger
+
+    @property
+    def room(self) -> int:
+        """How many more blocks may wait for the store: a turn of every worker, of small blocks or of large ones."""
+        workers = self.config.store.concurrency
+        return workers * (TOGETHER if self.waiting_bytes < workers * TOGETHER * SMALL else 2) - self.sealed.qsize()
 
     def send(self, blocks: list[Block]) -> None:
         """Hand sealed blocks to the store."""
         for block in blocks:
             self.stats.sealed_by[block.sealed_by] += 1
+            self.waiting_bytes += block.bytes
             self.sealed.put_nowait(block)
 
     async def _store(self) -> None:
@@ -140,6 +145,7 @@ class Capture:
             blocks = [await self.sealed.get()]
             while blocks[-1].bytes < SMALL and len(blocks) < TOGETHER and not self.sealed.empty():
                 blocks.append(self.sealed.get_nowait())
+            self.waiting_bytes -= sum(block.bytes for block in blocks)
             parts = [(block.id, block.sealed_by, block.batches()) for block in blocks]
             objects = await self._in(self._storing, self._encode, parts)
             for block, encoded in zip(blocks, objects, strict=True):
@@ -152,7 +158,7 @@ class Capture:
                     await self.on_stored(objects[index], location)
                 self.stored.put_nowait((blocks[index], objects[index]))
             self.source.nudge()
-            self.progress.set()
+            upkeep.relieve(self)
 
     def _encode(self, parts: list[tuple[Any, ...]]) -> list[EncodedBlock]:
         return [self.encoder.encode_or_salvage(*part) for part in parts]
@@ -176,23 +182,18 @@ class Capture:
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`."""
-        self.draining = True
-        self.progress.set()
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 await self.source.stop()
                 await intake
                 self.send(self.blocks.seal_all("drain"))
                 while self.blocks.unacked:
-                    await self._progress()
+                    self.progress.clear()
+                    await self.progress.wait()
         except TimeoutError:
             raise DrainError(
                 f"drain_timeout: {self.unacked} messages were not stored in time and are given back"
             ) from None
-
-    async def _progress(self) -> None:
-        self.progress.clear()
-        await self.progress.wait()
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

@@ -33,19 +33,21 @@ def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> li
 
 
 def relieve(capture: Capture) -> None:
-    """Seal the largest blocks when more than half of a budget lies open, so that the other half can be stored."""
-    blocks, limits = capture.blocks, capture.config.limits
-    rows = blocks.rows - capture.source.unacked_limit // 2
+    """Seal the largest blocks when more than half of a budget lies open, so that the other half can be stored.
+
+    No more than the store takes next: while it is busy, the blocks that wait for it can still grow.
+    """
+    blocks, limits, unacked = capture.blocks, capture.config.limits, capture.source.unacked_limit
+    rows = blocks.rows - unacked // 2
     size = blocks.bytes - limits.memory // 2
     count = blocks.open - limits.open_blocks
-    if rows > 0 or size > 0 or count > 0:
-        capture.send(
-            blocks.seal_most(
-                rows=rows + capture.source.unacked_limit // 8 if rows > 0 else 0,
-                size=size + limits.memory // 8 if size > 0 else 0,
-                blocks=count + limits.open_blocks // 8 if count > 0 else 0,
-            )
-        )
+    sealed = blocks.seal_most(
+        rows=rows + unacked // 8 if rows > 0 else 0,
+        size=size + limits.memory // 8 if size > 0 else 0,
+        blocks=count + limits.open_blocks // 8 if count > 0 else 0,
+        most=capture.room,
+    )
+    capture.send(sealed)
 
 
 def held_replies(capture: Capture) -> list[bytes]:

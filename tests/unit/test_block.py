@@ -218,6 +218,15 @@ def test_pressure_of_open_blocks_seals_as_many_blocks_as_asked_for() -> None:
     assert blocks.open == 7
 
 
+def test_pressure_seals_no_more_blocks_than_the_store_has_room_for() -> None:
+    blocks = make()
+    for index in range(10):
+        add(blocks, [(f"k{index}", 0)] * (index + 1))
+    assert [block.rows for block in blocks.seal_most(rows=1000, most=2)] == [10, 9]
+    assert blocks.seal_most(rows=1000, most=0) == blocks.seal_most(rows=1000, most=-3) == []
+    assert blocks.open == 8
+
+
 def test_without_pressure_nothing_is_sealed() -> None:
     blocks = make()
     add(blocks, [("a", 0)])
