@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -276,6 +278,30 @@ def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Sta
             assert capture.stats.acked == 0
             server.start()
             await until(lambda: capture.stats.acked == 100, "the acknowledgement is confirmed after all")
+        assert (await consumer(server.url)).num_ack_pending == 0
+        assert len(objects(tmp_path / "archive")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_acks_that_the_server_does_not_confirm_are_sent_again(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.source.CONFIRM_TIMEOUT", 0.3)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+
+        async def pause(*_: Any) -> None:
+            os.kill(server.pid, signal.SIGSTOP)
+
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
+        async with running(settings, on_stored=pause) as capture:
+            await until(lambda: capture.stats.unconfirmed_acks >= 1, "the server did not answer")
+            assert capture.stats.acked == 0
+            os.kill(server.pid, signal.SIGCONT)
+            await until(lambda: capture.stats.acked == 100, "it does now")
         assert (await consumer(server.url)).num_ack_pending == 0
         assert len(objects(tmp_path / "archive")) == 1
 
