@@ -20,7 +20,7 @@ from jetcapture_py.encode import EncodedBlock, Encoder
 from jetcapture_py.errors import ConfigError, DrainError
 from jetcapture_py.prepare import Preparer
 from jetcapture_py.retry import put_all
-from jetcapture_py.route import KeyFunction, TemplateKey
+from jetcapture_py.route import KeyFunction, make_key
 from jetcapture_py.source import Source
 from jetcapture_py.stats import Stats
 from jetcapture_py.store import Store, open_store
@@ -61,8 +61,8 @@ class Capture:
         self.prepare = Preparer(
             stream=source.stream,
             consumer=source.consumer,
-            decoder=decoder or _decoder(config),
-            key=key or TemplateKey(config.key),
+            decoder=decoder or _made("decode", make_decoder, config.decode),
+            key=key or _made("key", make_key, config.key),
             interval=int(block.interval),
             keep_payload=config.decode.keep_payload,
         )
@@ -208,8 +208,9 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
         _, pending = await asyncio.wait(pending, timeout=1)
 
 
-def _decoder(config: Config) -> Decoder:
+def _made(path: str, make: Callable[[Any], T], setting: Any) -> T:
+    """What `make` makes of a setting; ConfigError with the setting's path when it cannot."""
     try:
-        return make_decoder(config.decode)
+        return make(setting)
     except ValueError as error:
-        raise ConfigError(f"decode.columns: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error

@@ -178,8 +178,9 @@ def _column(value: object) -> object:
 class DecodeConfig(Section):
     """How messages become columns."""
 
-    format: Literal["raw", "json"] = Field(
-        default="raw", description="raw: envelope and payload only; json: columns, too."
+    format: types.DecodeFormat = Field(
+        default="raw",
+        description="raw: envelope and payload only; json: columns, too; package.module:object: a decoder of your own.",
     )
     columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
         default_factory=dict, description="Columns by name: a type, or a mapping with type and path; empty: inferred."
@@ -254,7 +255,7 @@ class Config(Section):
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
         default="{subject}",
-        description='Destination of a message: "{subject[1]}", "{header.X-Tenant}", "{region}"; "": one.',
+        description='Destination: "{subject[1]}", "{header.X-Tenant}", "{region}", package.module:function; "": one.',
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block ends.")
     store: StoreConfig = Field(description="Where objects are kept.")

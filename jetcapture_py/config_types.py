@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
 
+from jetcapture_py import plugins
 from jetcapture_py.config_errors import did_you_mean
 from jetcapture_py.units import (
     DURATION_PATTERN,
@@ -31,6 +32,7 @@ DAY = 86_400
 _NAME = re.compile(r"[^\s.*>/\\]{1,255}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _SCHEMES = ("nats", "tls", "ws", "wss")
+_FORMATS = ("raw", "json")
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
@@ -94,7 +96,7 @@ def _name(value: str) -> str:
 
 
 def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark"):
+    if value in ("_quarantine", "_watermark", "_probe"):
         raise ValueError(f"{quoted(value)} is a directory of the archive and cannot be a stream's name in it")
     return _name(value)
 
@@ -169,7 +171,14 @@ def _given(value: object) -> object:
 def _template(value: str) -> str:
     from jetcapture_py.route import parse_template
 
-    return _checked(value, parse_template)
+    return value if plugins.is_reference(value) else _checked(value, parse_template)
+
+
+def _decode_format(value: str) -> str:
+    if value not in _FORMATS and not plugins.is_reference(value):
+        hint = did_you_mean(value, _FORMATS)
+        raise ValueError(f"expected raw, json or package.module:object, got {quoted(value)}{hint}")
+    return value
 
 
 def _checked(value: str, parse: Callable[[str], object]) -> str:
@@ -252,7 +261,9 @@ StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"t
 TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type in the words of `decode.types`."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
-"""A key template in the words of `route`."""
+"""A key template in the words of `route`, or a function of the user's own."""
+DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
+"""raw, json, or a decoder of the user's own."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Where the archive lies: an absolute path or an address that fsspec understands."""
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config
-from jetcapture_py.errors import DrainError, JetcaptureError
+from jetcapture_py.errors import ConfigError, DrainError, JetcaptureError
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture")
@@ -19,11 +19,16 @@ DRAINED, FAILED = 0, 1
 
 
 def run(config: Config, *, until_caught_up: bool = False) -> int:
-    """Capture until SIGTERM or SIGINT, or until caught up; the exit code. A second signal ends the process at once."""
+    """Capture until SIGTERM or SIGINT, or until caught up; the exit code. A second signal ends the process at once.
+
+    Raises ConfigError for what shows only when the parts are made: an object that cannot be imported, a missing extra.
+    """
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
     try:
         asyncio.run(_run(config, until_caught_up=until_caught_up))
+    except ConfigError:
+        raise
     except BaseExceptionGroup as group:
         return _failed(*_leaves(group))
     except Exception as error:

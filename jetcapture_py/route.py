@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py import layout
+from jetcapture_py import layout, plugins
 from jetcapture_py.batch import MessageBatch
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -71,6 +71,16 @@ def _text(piece: str, template: str) -> list[Part]:
     if "{" in piece or "}" in piece:
         raise ValueError(f"unbalanced braces in {template!r}")
     return [Part("text", piece)] if piece else []
+
+
+def make_key(text: str) -> KeyFunction:
+    """The key function of a template, or the one that `package.module:function` names; else ValueError."""
+    if not plugins.is_reference(text):
+        return TemplateKey(text)
+    found = plugins.load(text)
+    if not callable(found):
+        raise ValueError(f"{text} is not a function")
+    return cast("KeyFunction", found)
 
 
 class TemplateKey:

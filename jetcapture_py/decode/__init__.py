@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
+from jetcapture_py import plugins
 from jetcapture_py.batch import Decoder
 from jetcapture_py.decode.infer import InferringJsonDecoder
 from jetcapture_py.decode.jsonfmt import Column, JsonDecoder
@@ -48,19 +48,10 @@ def make_decoder(config: FormatConfig) -> Decoder:
         raise ValueError(f"columns can be declared for the format json, not for {config.format!a}")
     if config.format == "raw":
         return RawDecoder()
-    return _load(config.format)
-
-
-def _load(name: str) -> Decoder:
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(f"unknown format {name!a}: raw, json or package.module:object")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (AttributeError, ImportError, ValueError) as error:
-        raise ValueError(f"format {name!a} cannot be imported: {error}") from error
-    made = found() if isinstance(found, type) or not hasattr(found, "decode") else found
+    if not plugins.is_reference(config.format):
+        raise ValueError(f"unknown format {config.format!a}: raw, json or package.module:object")
+    found = plugins.load(config.format)
+    made = found() if callable(found) and (isinstance(found, type) or not hasattr(found, "decode")) else found
     if not callable(getattr(made, "decode", None)):
-        raise ValueError(f"format {name!a} is not a decoder: it has no method decode")
-    decoder: Decoder = made
-    return decoder
+        raise ValueError(f"{config.format} is not a decoder: it has no method decode")
+    return cast("Decoder", made)

@@ -17,7 +17,8 @@ import pytest
 
 from jetcapture_py import layout, upkeep
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.errors import PermanentStoreError, SourceError, StoreError
+from jetcapture_py.capture import Capture
+from jetcapture_py.errors import ConfigError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
@@ -455,3 +456,44 @@ def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server
         assert capture.stats.redelivered == 0
 
     asyncio.run(scenario())
+
+
+def test_a_decoder_and_a_key_may_be_named_in_the_configuration(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_our_own.py").write_text(
+        "import pyarrow as pa\n"
+        "from jetcapture_py.batch import Decoded\n"
+        "class Upper:\n"
+        "    def decode(self, batch):\n"
+        "        texts = [payload.decode().upper() for payload in batch.column('_nats_payload').to_pylist()]\n"
+        "        return Decoded(fields=pa.RecordBatch.from_pydict({'text': texts}))\n"
+        "def last_letter(batch, fields):\n"
+        "    return pa.array([text[-1] for text in fields.column('text').to_pylist()], pa.string())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.x", b"abc", None), ("orders.x", b"abd", None)])
+        named = {"decode": {"format": "of_our_own:Upper"}, "key": "of_our_own:last_letter"}
+        await capture_all(config(server.url, tmp_path / "archive", **named))
+        assert [(row["text"], row["key"]) for row in rows(tmp_path / "archive")] == [("ABC", "C"), ("ABD", "D")]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ({"decode": {"format": "no_such:thing"}}, "decode: cannot import no_such:thing: ModuleNotFoundError"),
+        ({"key": "json:JSONDecodeErr"}, "key: cannot import json:JSONDecodeErr: AttributeError"),
+        ({"key": "jetcapture_py.layout:FORMAT"}, "key: jetcapture_py.layout:FORMAT is not a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_configuration_error_with_its_path(
+    tmp_path: Path, named: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Capture(config("nats://127.0.0.1:1", tmp_path / "archive", **named))
+    assert str(caught.value).startswith(line)

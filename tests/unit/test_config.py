@@ -127,7 +127,15 @@ def test_the_defaults_are_the_contract() -> None:
                 "with the square of the unacked messages; source.allow_many_unacked: true allows it"
             ),
         ),
-        ("decode.format", "jsn", 'decode.format: expected raw or json, got "jsn"; did you mean json?'),
+        (
+            "decode.format",
+            "jsn",
+            "decode.format: expected raw, json or package.module:object, got \"jsn\"; did you mean json?",
+        ),
+            "decode.format",
+            "jsn",
+            'decode.format: expected raw, json or package.module:object, got "jsn"; did you mean json?',
+        ),
         ("decode.columns", {"a": "int64"}, "decode.columns: only with decode.format json, not with raw"),
         (
             "decode.keep_payload",

@@ -96,8 +96,8 @@ def test_a_format_may_name_a_class_of_the_users_own() -> None:
     ("fmt", "columns", "hint"),
     [
         ("xml", {}, "raw, json or package.module:object"),
-        ("no_such_module:thing", {}, "cannot be imported"),
-        ("jetcapture_py.decode.raw:nothing", {}, "cannot be imported"),
+        ("no_such_module:thing", {}, "cannot import"),
+        ("jetcapture_py.decode.raw:nothing", {}, "cannot import"),
         ("builtins:dict", {}, "no method decode"),
         ("raw", {"a": Declared("int64")}, "json"),
     ],

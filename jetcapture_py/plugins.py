@@ -1,0 +1,23 @@
+"""Objects of the user's own, named in the configuration as `package.module:object`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` names an object in a module."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def load(reference: str) -> object:
+    """The object; ValueError, one line, when it cannot be imported, whatever its module does meanwhile."""
+    module, _, attribute = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"cannot import {reference}: {reason}") from error
