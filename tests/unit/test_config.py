@@ -130,10 +130,6 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "decode.format",
             "jsn",
-            "decode.format: expected raw, json or package.module:object, got \"jsn\"; did you mean json?",
-        ),
-            "decode.format",
-            "jsn",
             'decode.format: expected raw, json or package.module:object, got "jsn"; did you mean json?',
         ),
         ("decode.columns", {"a": "int64"}, "decode.columns: only with decode.format json, not with raw"),
