@@ -70,13 +70,15 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
     if not separator or scheme in ("file", "local"):
         return LocalStore(rest if separator else url)
     try:
-        return FsspecStore(scheme, rest, options)
-    except TypeError as error:
-        raise ConfigError(f"store.options: {scheme}:// does not take them; {error}") from error
+        fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(scheme)
         hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
         raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
+    try:
+        return FsspecStore(scheme, rest, options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"store.options: {scheme}:// cannot be used with them; {_describe(error)}") from error
 
 
 def _root(template: str, key: str | None) -> str:
