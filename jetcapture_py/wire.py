@@ -92,12 +92,16 @@ class Inbox:
             taken, self.rows = taken.split(max(1, len(taken) * memory // taken.memory))
         return taken
 
-    def count(self, messages: int, size: int) -> None:
-        """Account for `messages` rows just appended, of `size` bytes together."""
-        self.rows.size += size
-        self.total += messages
-        self.total_bytes += size
-        self.on_data()
+    def count_from(self, before: int) -> None:
+        """Account for the rows from index `before` on, which have just been appended."""
+        rows = self.rows
+        messages = len(rows) - before
+        if messages:
+            size = sum(map(len, rows.payloads[before:])) + sum(map(len, rows.headers[before:]))
+            rows.size += size
+            self.total += messages
+            self.total_bytes += size
+            self.on_data()
 
     def accept(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
         """Take one message, or one status, from the stock parser."""
@@ -109,7 +113,7 @@ class Inbox:
         rows.replies.append(reply)
         rows.headers.append(headers or b"")
         rows.payloads.append(payload)
-        self.count(1, len(payload) + len(headers or b""))
+        self.count_from(len(rows) - 1)
 
 
 class Connection(Client):
@@ -169,6 +173,10 @@ def supported() -> bool:
     )
 
 
+_Append = Callable[[bytes], None]
+_Columns = tuple[_Append, _Append, _Append, _Append, Inbox, int]
+
+
 class FrameParser(Parser):
     """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time."""
 
@@ -223,11 +231,9 @@ class FrameParser(Parser):
 
         An empty frame means that the buffer ends, or ends within a frame, at the returned position.
         """
-        find, end_of_buffer, inboxes = buffer.find, len(buffer), self.nc.inboxes
+        find, end_of_buffer = buffer.find, len(buffer)
+        columns: dict[bytes, _Columns] = {}
         self._needed = 0
-        current = -1
-        inbox: Inbox | None = None
-        count = size = 0
         frame = b""
         while position < end_of_buffer:
             eol = find(b"\r\n", position)
@@ -236,31 +242,18 @@ class FrameParser(Parser):
             args = buffer[position:eol].split(b" ")
             start = eol + 2
             headers_size = 0
+            ours = None
             try:
                 if args[0] == b"MSG" and len(args) == 5:
                     stop = start + int(args[4])
+                    ours = columns.get(args[2]) or self._columns(args[2], columns)
                 elif args[0] == b"HMSG" and len(args) == 6:
                     headers_size = int(args[4])
                     stop = start + int(args[5])
-                else:
-                    stop = -1
-                sid = int(args[2]) if stop >= 0 else -1
+                    ours = columns.get(args[2]) or self._columns(args[2], columns)
             except ValueError:
-                stop = sid = -1
-            if sid != current or inbox is None:
-                if inbox is not None and count:
-                    inbox.count(count, size)
-                    count = size = 0
-                current, inbox = sid, inboxes.get(sid)
-                if inbox is not None:
-                    rows = inbox.rows
-                    subject, reply, header, payload = (
-                        rows.subjects.append,
-                        rows.replies.append,
-                        rows.headers.append,
-                        rows.payloads.append,
-                    )
-            if inbox is None or not 0 <= headers_size <= stop - start:
+                ours = None
+            if ours is None or not 0 <= headers_size <= stop - start:
                 length = _frame_length(buffer[position:eol], position, start)
                 if position + length > end_of_buffer:
                     self._needed = length
@@ -271,16 +264,25 @@ class FrameParser(Parser):
             if stop + 2 > end_of_buffer:
                 self._needed = stop + 2 - position
                 break
+            subject, reply, header, payload, _, _ = ours
             subject(args[1])
             reply(args[3])
             header(buffer[start : start + headers_size])
             payload(buffer[start + headers_size : stop])
-            count += 1
-            size += stop - start
             position = stop + 2
-        if inbox is not None and count:
-            inbox.count(count, size)
+        for _, _, _, _, inbox, before in columns.values():
+            inbox.count_from(before)
         return position, frame
+
+    def _columns(self, sid: bytes, known: dict[bytes, _Columns]) -> _Columns | None:
+        """How to append to the inbox of `sid`, and how many rows it had; None when the subscription is not ours."""
+        inbox = self.nc.inboxes.get(int(sid))
+        if inbox is None or b"%d" % int(sid) != sid:
+            return None
+        rows = inbox.rows
+        appends = (rows.subjects.append, rows.replies.append, rows.headers.append, rows.payloads.append)
+        known[sid] = (*appends, inbox, len(rows))
+        return known[sid]
 
 
 def _frame_length(line: bytes, position: int, start: int) -> int:
