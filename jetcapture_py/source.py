@@ -89,6 +89,7 @@ class Source:
         self.memory = config.limits.memory
         self.failure: SourceError | None = None
         self.reconnects = 0
+        self.starved = False  # whether nothing is pulled because of memory alone
         self.stream_created = ""
         self._held, self._unacked = held, unacked
         self._others = self._missing = 0
@@ -296,6 +297,7 @@ class Source:
 
     async def _issue(self, lane: Lane, now: float) -> None:
         size = self._credit()
+        self.starved = not size and not any(other.active for other in self._lanes)
         if not size:
             return
         batch = self.config.source.batch

@@ -35,11 +35,13 @@ def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> li
 def relieve(capture: Capture) -> None:
     """Seal the largest blocks when more than half of a budget lies open, so that the other half can be stored.
 
+    All of them when their memory is missing for a pull: of large messages, a few already fill the budget.
+
     No more than the store takes next: while it is busy, the blocks that wait for it can still grow.
     """
     blocks, limits, unacked = capture.blocks, capture.config.limits, capture.source.unacked_limit
     rows = blocks.rows - unacked // 2
-    size = blocks.bytes - limits.memory // 2
+    size = blocks.bytes if capture.source.starved else blocks.bytes - limits.memory // 2
     count = blocks.open - limits.open_blocks
     sealed = blocks.seal_most(
         rows=rows + unacked // 8 if rows > 0 else 0,
