@@ -7,23 +7,25 @@ processes of its own, on ports that the system chose, and are gone when it ends,
 from __future__ import annotations
 
 import asyncio
+import glob
 import importlib.util
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import nats
@@ -65,48 +67,113 @@ COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages, 
        (SELECT count(DISTINCT _nats_seq) FROM quarantine) AS quarantined"""
 
 _SERVER_START = 15.0
-_STOP = 10.0
+_STOP = 2.0
+"""What processes get to end by themselves."""
+_JVM_START = 5.0
 _STALLED = 120.0
 
 
 def run(directory: Path | None, messages: int) -> int:
     """Run the demonstration; the exit code: 0 when every order was accounted for."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=140)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+        console = Console(highlight=False, soft_wrap=True, emoji=False, width=140)
     try:
         _check_prerequisites()
-        with _home(directory) as home:
-            _Demo(console, home, messages).run()
+        home = _new_home(directory)
+        return _supervised(_Demo(console, home, messages))
     except JetcaptureError as error:
         Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"jetcapture demo: {error}")
         return 1
-    except KeyboardInterrupt:
-        console.print("\nInterrupted; all processes are stopped.")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    return 0
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _supervised(demo: _Demo) -> int:
+    """Run it in a thread, where no signal breaks into what it does; the exit code.
 
+    When Ctrl-C or SIGTERM comes, the thread gets a second to stop by itself; then its processes are ended, and it has
+    to do without them.
+    """
+    signals: list[int] = []
+    errors: list[BaseException] = []
 
-@contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM until the block is done."""
-    seen: list[int] = []
+    def run() -> None:
+        try:
+            demo.run()
+        except BaseException as error:  # for the other thread to raise
+            errors.append(error)
+
     numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, lambda number, _: seen.append(number)) for number in numbers]
+    previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in numbers]
     try:
-        yield
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive() and not signals:
+            thread.join(0.1)
+        interrupted = bool(signals)
+        demo.processes.stopping.set()
+        thread.join(1)
+        demo.processes.end()
+        thread.join(_JVM_START)
+        shutil.rmtree(demo.home / "nats", ignore_errors=True)  # only the server needed it
     finally:
         for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
-    if seen:
-        raise KeyboardInterrupt
+    if interrupted:
+        demo.console.show_cursor()
+        demo.console.print("\nInterrupted; all processes are stopped.")
+        if thread.is_alive():
+            os._exit(130)  # it waits for something that does not come any more
+        return 130
+    if errors:
+        raise errors[0]
+    return 0
+
+
+class _Processes:
+    """The processes of the demonstration, none of which outlives `end`."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._all: list[subprocess.Popen[Any]] = []
+
+    def check(self) -> None:
+        """Raise when it is time to stop."""
+        if self.stopping.is_set():
+            raise JetcaptureError("interrupted")
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a process, which Ctrl-C reaches through us only."""
+        with self._lock, log.open("wb") as output:
+            self.check()
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            self._all.append(process)
+        return process
+
+    def adopt(self, process: subprocess.Popen[Any]) -> None:
+        """Take over a process that others have started."""
+        with self._lock:
+            self._all.append(process)
+            if self._ended:
+                process.kill()
+                process.wait()
+
+    def end(self) -> None:
+        """End them all; those started later are ended at once, or not started."""
+        with self._lock:
+            self._ended = True
+            for process in self._all:
+                process.terminate()
+            deadline = time.monotonic() + _STOP
+            for process in self._all:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
 
 def _check_prerequisites() -> None:
@@ -116,7 +183,7 @@ def _check_prerequisites() -> None:
     home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     try:
-        answer = subprocess.run([java or "java", "-version"], capture_output=True, text=True, timeout=30, check=True)
+        answer = subprocess.run([java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise JetcaptureError(
             "Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
@@ -134,9 +201,8 @@ def _server_binary() -> str:
     return found
 
 
-@contextmanager
-def _home(directory: Path | None) -> Iterator[Path]:
-    """The demonstration's directory, new or empty; without what only its processes needed at the end."""
+def _new_home(directory: Path | None) -> Path:
+    """The demonstration's directory, new or empty."""
     number, home = 1, directory or Path("demo-archive")
     while directory is None and home.exists():
         number += 1
@@ -149,10 +215,7 @@ def _home(directory: Path | None) -> Iterator[Path]:
         (home / "logs").mkdir()
     except OSError as error:
         raise JetcaptureError(f"cannot write to {home}: {error.strerror}; name a directory with --dir") from error
-    try:
-        yield home
-    finally:
-        shutil.rmtree(home / "nats", ignore_errors=True)
+    return home
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +231,7 @@ class _Demo:
 
     def __init__(self, console: Console, home: Path, messages: int) -> None:
         self.console = console
+        self.processes = _Processes()
         self.home = home
         self.archive = home / "archive"
         self.messages = messages
@@ -175,16 +239,16 @@ class _Demo:
 
     def run(self) -> None:
         self.console.print(f"Everything happens in {self.home}.", markup=False)
+        url = self._server()
+        self._step(f"1. A NATS server runs at {url}; {self.messages:,} orders go to its stream {STREAM}")
+        seconds = asyncio.run(self._publish(url))
+        self._say(f"{self.messages:,} orders acknowledged, {self.messages / seconds:,.0f} a second")
+        self._step(f"2. {REPLICAS} replicas of `jetcapture run` share the consumer {CONSUMER}, and store Parquet")
+        seconds = self._capture(url)
+        self._say(f"{self.messages:,} messages stored and acknowledged, {self.messages / seconds:,.0f} a second")
+        self._step("3. The archive")
+        self._show_archive()
         with ExitStack() as stack:
-            url = stack.enter_context(_server(self.home))
-            self._step(f"1. A NATS server runs at {url}; {self.messages:,} orders go to its stream {STREAM}")
-            seconds = asyncio.run(self._publish(url))
-            self._say(f"{self.messages:,} orders acknowledged, {self.messages / seconds:,.0f} a second")
-            self._step(f"2. {REPLICAS} replicas of `jetcapture run` share the consumer {CONSUMER}, and store Parquet")
-            seconds = self._capture(url)
-            self._say(f"{self.messages:,} messages stored and acknowledged, {self.messages / seconds:,.0f} a second")
-            self._step("3. The archive")
-            self._show_archive()
             stack.enter_context(_spark_noise_to(self.home / "logs" / "spark.log"))
             spark = self._spark(stack)
             self._step("4. The quarantine: what could not be decoded, with the reason and the raw bytes")
@@ -201,8 +265,23 @@ class _Demo:
     def _say(self, text: str) -> None:
         self.console.print(f"  {text}")
 
+    def _server(self) -> str:
+        """A nats-server on a port of its own choice; its address."""
+        storage, logs = self.home / "nats", self.home / "logs"
+        storage.mkdir()
+        command = [_server_binary(), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", str(storage)]
+        command += ["-js", "-sd", str(storage), "-l", str(logs / "nats-server.log")]
+        process = self.processes.start(command, logs / "nats-server.err")
+        ports = storage / f"nats-server_{process.pid}.ports"
+        deadline = time.monotonic() + _SERVER_START
+        while time.monotonic() < deadline and process.poll() is None:
+            with suppress(OSError, ValueError):  # not written yet, or half
+                return str(json.loads(ports.read_text())["nats"][0])
+            time.sleep(0.02)
+        raise JetcaptureError(f"nats-server did not start: see {logs / 'nats-server.log'}")
+
     async def _publish(self, url: str) -> float:
-        nc = await nats.connect(url)
+        nc = await nats.connect(url, error_cb=_quiet)
         try:
             js = nc.jetstream()
             await js.add_stream(name=STREAM, subjects=["orders.>"])
@@ -213,6 +292,7 @@ class _Demo:
                     for number, (subject, payload) in enumerate(orders(self.messages), 1):
                         await publisher.publish(subject, payload)
                         if number % 2000 == 0:
+                            self.processes.check()
                             progress.at(publisher.published)
             return time.monotonic() - began
         finally:
@@ -225,7 +305,7 @@ class _Demo:
             "decode": {"format": "json", "columns": COLUMNS},
             "key": "{region}",
             "block": {"interval": "5m"},
-            "store": {"url": self.archive.as_uri()},
+            "store": {"url": str(self.archive).replace("$", "$$")},
             "log": {"format": "json"},
         }
         path = self.home / "jetcapture.yaml"
@@ -235,22 +315,23 @@ class _Demo:
     def _capture(self, url: str) -> float:
         config = self._config(url)
         began = time.monotonic()
-        with ExitStack() as stack:
-            replicas = [
-                stack.enter_context(_replica(config, self.home / "logs" / f"replica-{number}.log"))
-                for number in range(1, REPLICAS + 1)
-            ]
-            asyncio.run(self._watch(url, replicas))
+        replicas = []
+        for number in range(1, REPLICAS + 1):
+            log = self.home / "logs" / f"replica-{number}.log"
+            command = [sys.executable, "-m", "jetcapture_py", "run", str(config), "--until-caught-up"]
+            replicas.append(_Replica(self.processes.start(command, log), log))
+        asyncio.run(self._watch(url, replicas))
         return time.monotonic() - began
 
     async def _watch(self, url: str, replicas: Sequence[_Replica]) -> None:
         """Show how much is acknowledged until all replicas have stopped by themselves."""
-        nc = await nats.connect(url)
+        nc = await nats.connect(url, error_cb=_quiet)
         try:
             js = nc.jetstream()
             done, moved = 0, time.monotonic()
             with _progress(self.console, "stored", self.messages) as progress:
                 while _any_running(replicas):
+                    self.processes.check()
                     with suppress(NotFoundError):  # until a replica has created it
                         info = await js.consumer_info(STREAM, CONSUMER)
                         now = self.messages - (info.num_pending or 0) - (info.num_ack_pending or 0)
@@ -273,7 +354,7 @@ class _Demo:
         groups: dict[str, list[_Stored]] = {}
         for each in sorted(objects, key=lambda each: each.name.path):
             groups.setdefault(each.name.directory, []).append(each)
-        tree = Tree(f"{self.archive.as_uri()}")
+        tree = Tree(Text(str(self.archive)))
         for directory, stored in groups.items():
             branch = tree.add(directory, highlight=False)
             branch.add(Text(stored[0].name.path.rpartition("/")[2], no_wrap=True, overflow="ellipsis"))
@@ -291,12 +372,13 @@ class _Demo:
         from spark_jobs.archive import archive_view, session
 
         with self.console.status("Spark starts …"):
-            with _interrupted_later():  # a JVM that PySpark has not finished starting would be left behind
-                spark = session("jetcapture demo")
-                stack.callback(spark.stop)
+            spark = session("jetcapture demo")
+            gateway: Any = spark.sparkContext._gateway
+            self.processes.adopt(gateway.proc)
+            stack.callback(spark.stop)
             spark.conf.set("spark.sql.shuffle.partitions", "4")
             for view, quarantine in (("archive", False), ("quarantine", True)):
-                archive_view(spark, self.archive.as_uri(), STREAM, view, quarantine=quarantine)
+                archive_view(spark, str(self.archive), STREAM, view, quarantine=quarantine)
         return spark
 
     def _show_quarantine(self, spark: SparkSession) -> tuple[int, int, int]:
@@ -333,15 +415,15 @@ class _Demo:
             raise JetcaptureError(f"{done.published} results were replayed, but {len(read)} were read back")
 
     def _finish(self, messages: int, rows: int, quarantined: int) -> None:
-        objects = f"{self.archive / STREAM}/**/*.parquet"
+        objects = f"{glob.escape(str(self.archive / STREAM))}/**/*.parquet".replace("'", "''")
         query = "SELECT key, count(*) FROM {} GROUP BY key"
+        duckdb = query.format(f"read_parquet('{objects}', hive_partitioning=true)")
         self.console.print("\n[bold]The archive stays. Query it with[/]")
-        self.console.print(
-            f"""  duckdb -c "{query.format(f"read_parquet('{objects}', hive_partitioning=true)")}\"""", markup=False
-        )
-        self.console.print(
-            f"""  python -m spark_jobs.query {self.archive} {STREAM} "{query.format("archive")}\"""", markup=False
-        )
+        for words in (
+            ("duckdb", "-c", duckdb),
+            ("python", "-m", "spark_jobs.query", str(self.archive), STREAM, query.format("archive")),
+        ):
+            self.console.print("  " + " ".join(map(_shell_quoted, words)), markup=False)
         self.console.print(f"  Logs and the replicas' configuration are in {self.home}.", markup=False)
         seconds = time.monotonic() - self.began
         if messages + quarantined != self.messages or rows != messages:
@@ -385,43 +467,18 @@ def _broken(order: dict[str, Any], kind: int) -> bytes:
     return b"\x00\x01\xfe\xff" + str(order["order_id"]).encode()
 
 
+async def _quiet(_: Exception) -> None:
+    """What matters is raised; the rest is the end of the server, which an interruption may end first."""
+
+
 async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:
-    nc = await nats.connect(url)
+    nc = await nats.connect(url, error_cb=_quiet)
     try:
         subscription = await nc.jetstream().pull_subscribe("results.>", stream=RESULTS)
         read = await subscription.fetch(expected, timeout=10)
         return [(message.subject, message.data.decode()) for message in read]
     finally:
         await nc.close()
-
-
-@contextmanager
-def _server(home: Path) -> Iterator[str]:
-    """A nats-server on a port of its own choice; its address."""
-    storage, log = home / "nats", home / "logs" / "nats-server.log"
-    storage.mkdir()
-    arguments = [
-        "-a",
-        "127.0.0.1",
-        "-p",
-        "-1",
-        "--ports_file_dir",
-        str(storage),
-        "-js",
-        "-sd",
-        str(storage),
-        "-l",
-        str(log),
-    ]
-    with _process([_server_binary(), *arguments], home / "logs" / "nats-server.err") as process:
-        ports = storage / f"nats-server_{process.pid}.ports"
-        deadline = time.monotonic() + _SERVER_START
-        while time.monotonic() < deadline and process.poll() is None:
-            with suppress(OSError, ValueError):  # not written yet, or half
-                yield str(json.loads(ports.read_text())["nats"][0])
-                return
-            time.sleep(0.02)
-        raise JetcaptureError(f"nats-server did not start: see {log}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,31 +501,6 @@ class _Replica:
 
 def _any_running(replicas: Sequence[_Replica]) -> bool:
     return any([replica.running() for replica in replicas])  # noqa: C419  # each is asked: any of them may have failed
-
-
-@contextmanager
-def _replica(config: Path, log: Path) -> Iterator[_Replica]:
-    command = [sys.executable, "-m", "jetcapture_py", "run", str(config), "--until-caught-up"]
-    with _process(command, log) as process:
-        yield _Replica(process, log)
-
-
-@contextmanager
-def _process(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of our own, which Ctrl-C reaches through us only, and which does not outlive the block."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @contextmanager
@@ -537,6 +569,10 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _shell_quoted(word: str) -> str:
+    return f'"{word}"' if "'" in word and not re.search(r'["$`\\!]', word) else shlex.quote(word)
 
 
 def _cut(text: str, width: int) -> str:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,11 @@ BROKEN = 5
 
 
 def command(directory: Path) -> list[str]:
-    return [sys.executable, "-m", "jetcapture_py", "demo", "--messages", str(MESSAGES), "--dir", str(directory)]
+    return [sys.executable, "-m", "jetcapture_py", *arguments(directory)]
+
+
+def arguments(directory: Path) -> list[str]:
+    return ["demo", "--messages", str(MESSAGES), "--dir", str(directory)]
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
@@ -79,9 +84,17 @@ class Run:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    directory, mark = tmp_path_factory.mktemp("demo") / "orders", uuid.uuid4().hex
+    """In a directory whose name means something to URLs, globs, YAML, SQL, shells or terminals, wherever it can."""
+    parent, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
+    directory = parent / """all 'my' "orders": 50%20 #1 é [bold] *? $HOME :smile: & co"""
     done = subprocess.run(
-        command(directory), capture_output=True, text=True, timeout=240, env={**os.environ, MARK: mark}, check=False
+        command(directory),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, MARK: mark},
+        cwd=parent,
+        check=False,
     )
     return Run(directory, done.returncode, done.stdout, done.stderr, left_over(mark))
 
@@ -91,7 +104,9 @@ def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> 
     assert demo.code == 0, demo.output + demo.errors
     assert demo.errors == ""
     assert f"Everything happens in {demo.directory}." in demo.output
+    assert f"\n{demo.directory}/archive\n" in demo.output
     assert {path.name for path in demo.directory.iterdir()} == {"archive", "jetcapture.yaml", "logs"}
+    assert list(demo.directory.parent.iterdir()) == [demo.directory]
 
 
 @pytest.mark.spark
@@ -128,31 +143,90 @@ def test_the_printed_duckdb_command_reads_the_archive(demo: Run) -> None:
 def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
     program, *arguments = demo.printed("python ")
     assert program == "python"
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=demo.directory.parent,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
+    assert list(demo.directory.parent.iterdir()) == [demo.directory]
     assert {"eu", "us", "apac", "latam"} <= set(re.findall(r"\w+", done.stdout))
 
 
-def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
-    mark, directory = uuid.uuid4().hex, tmp_path / "demo"
+AT_A_SPAWN = """
+import os, signal, subprocess, sys, time
+from jetcapture_py.cli import main
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        if "--until-caught-up" in command:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+subprocess.Popen = Popen
+main()
+"""
+"""The demonstration, with a signal that arrives before the caller of `Popen` knows of the process."""
+
+
+def interrupted(
+    directory: Path, marker: str, delay: float, number: int = signal.SIGTERM, words: list[str] | None = None
+) -> None:
+    """Send the signal so long after the marker was printed (at once if the demonstration does that itself)."""
+    mark = uuid.uuid4().hex
     with subprocess.Popen(
-        command(directory), stdout=subprocess.PIPE, text=True, env={**os.environ, MARK: mark}
+        words or command(directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, MARK: mark},
     ) as process:
-        until_it_logs(directory / "logs" / "replica-2.log")
-        assert sum("--until-caught-up" in each.cmdline() for each in marked(mark)) == 2
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert output.endswith("Interrupted; all processes are stopped.\n")
-    assert left_over(mark) == []
-    assert not accepts(server_port(output))
+        assert process.stdout is not None
+        before = "".join(until(process.stdout, marker))
+        if not words:
+            time.sleep(delay)
+            process.send_signal(number)
+        began = time.monotonic()
+        output, errors = process.communicate(timeout=60)
+    said = f"after {delay} s: {before}{output}{errors}"
+    assert process.returncode == 130, said
+    assert output.endswith("\nInterrupted; all processes are stopped.\n"), said
+    assert time.monotonic() - began < 15, said
+    assert errors == "", said
+    assert left_over(mark) == [], said
+    assert not accepts(server_port(before)), said
+    assert not (directory / "nats").exists()
 
 
-def until_it_logs(log: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not (log.exists() and log.stat().st_size):
-        assert time.monotonic() < deadline, f"nothing in {log}"
-        time.sleep(0.01)
+def until(lines: Iterable[str], marker: str) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if line.startswith(marker):
+            return
+
+
+def test_a_signal_while_a_replica_is_started_leaves_no_process(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    interrupted(directory, "2.", 0, words=[sys.executable, "-c", AT_A_SPAWN, *arguments(directory)])
+
+
+def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
+    """Whenever it is: when there is a server, replicas, Spark half started, Spark."""
+    moments = [("2.", 0.04 * step / 11) for step in range(12)]
+    moments += [("1.", 0.01), ("2.", 1.0), ("3.", 2.0)]
+    with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as threads:
+        runs = [
+            threads.submit(
+                interrupted, tmp_path / f"demo-{number}", marker, delay, (signal.SIGTERM, signal.SIGINT)[number % 2]
+            )
+            for number, (marker, delay) in enumerate(moments)
+        ]
+    for run in runs:
+        run.result()
 
 
 def refused(directory: Path, environment: Mapping[str, str], python: str = sys.executable) -> str:
