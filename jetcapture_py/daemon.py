@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import NoReturn
 
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config
-from jetcapture_py.errors import ConfigError, DrainError, JetcaptureError
+from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture")
@@ -30,50 +31,44 @@ def run(config: Config, *, until_caught_up: bool = False) -> int:
     except ConfigError:
         raise
     except BaseExceptionGroup as group:
-        return _failed(*_leaves(group))
+        _failed(*_leaves(group))
     except Exception as error:
-        return _failed(error)
+        _failed(error)
     return DRAINED
 
 
 async def _run(config: Config, *, until_caught_up: bool) -> None:
     capture = Capture(config)
     stop = asyncio.Event()
-    running = asyncio.create_task(capture.run(stop, until_caught_up=until_caught_up))
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=capture.unacked)
             leave(FAILED)
         event(log, logging.INFO, "capture.draining", signal=number.name, unacked=capture.unacked)
-        stop.set()
         if not capture.opened:
-            running.cancel()
+            leave(DRAINED)  # nothing has been pulled yet, and the client library may swallow a cancellation
+        stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
-    try:
-        await running
-    except asyncio.CancelledError:
-        if capture.opened:
-            raise
+    await capture.run(stop, until_caught_up=until_caught_up)
     event(log, logging.INFO, "capture.stopped", **capture.stats.fields())
 
 
-def _failed(*errors: BaseException) -> int:
+def _failed(*errors: BaseException) -> NoReturn:
+    """Say why, and end; a thread may hang in the store for ever, and nothing it does can be acknowledged any more."""
     for error in errors:
         known = isinstance(error, JetcaptureError)
         event(log, logging.ERROR, "capture.failed", error=str(error) if known else error)
         if not known:
             log.debug("traceback", exc_info=error)
-    if any(isinstance(error, DrainError) for error in errors):
-        leave(FAILED)  # a thread may hang in the store for ever; nothing it does can be acknowledged any more
-    return FAILED
+    leave(FAILED)
 
 
-def leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End the process without waiting for threads."""
     logging.shutdown()
     os._exit(code)
