@@ -20,15 +20,12 @@ _NANOSECOND = 1_000_000_000
 class ConsumerState:
     """What the server says of the consumer. Times in seconds, sizes in bytes, 0 where the server sets no limit.
 
-    `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica;
-    `ack_floor` is the stream sequence up to which everything is acknowledged.
+    `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica.
     """
 
     config: dict[str, Any]
     pending: int
     unacked: int
-    redelivered: int
-    ack_floor: int
     ack_wait: float
     max_ack_pending: int
     max_batch: int
@@ -46,8 +43,6 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         config=config,
         pending=info.get("num_pending", 0),
         unacked=info.get("num_ack_pending", 0),
-        redelivered=info.get("num_redelivered", 0),
-        ack_floor=info.get("ack_floor", {}).get("stream_seq", 0),
         ack_wait=min(wait for wait in waits if wait > 0) / _NANOSECOND,
         max_ack_pending=max_ack_pending if max_ack_pending > 0 else unlimited,
         max_batch=config.get("max_batch", 0),
