@@ -19,7 +19,7 @@ from jetcapture_py.wire import Connection
 PING_INTERVAL = 20
 """Seconds between pings; a silent peer is given up after three of them, so a dead connection is found in a minute."""
 
-_REFUSED = ("authorization", "authentication", "user authentication", "account")
+_REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 
 Hook = Callable[[], Awaitable[None]]

@@ -19,7 +19,7 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.block import BlockId
 from jetcapture_py.decode.unify import conform, unify
-from jetcapture_py.log import event
+from jetcapture_py.log import event, one_line
 
 log = logging.getLogger("jetcapture.encode")
 
@@ -92,7 +92,7 @@ class Encoder:
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
         rows = []
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        reason = one_line(error)[:300]
         for batch in batches:
             count = len(batch)
             headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 
+from jetcapture_py.log import one_line
+
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -19,5 +21,4 @@ def load(reference: str) -> object:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"cannot import {reference}: {reason}") from error
+        raise ValueError(f"cannot import {reference}: {one_line(error)}") from error

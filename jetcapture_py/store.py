@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName, escape_key
+from jetcapture_py.log import one_line
 
 PROBE = "_probe"
 _EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
@@ -43,6 +44,7 @@ _REMOTE_PERMANENT = {
 }
 _SINGLE_PUT = 3 << 30
 """s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
+_LONGEST_ERROR = 300
 _MOST_KNOWN = 100_000
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
@@ -78,7 +80,9 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
     try:
         return FsspecStore(scheme, rest, options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"store.options: {scheme}:// cannot be used with them; {_describe(error)}") from error
+        raise ConfigError(
+            f"store.options: {scheme}:// cannot be used with them; {one_line(error)[:_LONGEST_ERROR]}"
+        ) from error
 
 
 def _root(template: str, key: str | None) -> str:
@@ -212,7 +216,7 @@ class FsspecStore:
         except Exception as error:
             kind = PermanentStoreError if _is_permanent(error) else StoreError
             place = f"{self.scheme}://{path.rsplit('/', 1)[0]}"
-            raise kind(f"cannot write {place}: {_describe(error)}") from error
+            raise kind(f"cannot write {place}: {one_line(error)[:_LONGEST_ERROR]}") from error
 
 
 def _is_permanent(error: BaseException) -> bool:
@@ -225,8 +229,3 @@ def _is_permanent(error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return False
-
-
-def _describe(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
