@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.errors import SourceError
-from jetcapture_py.wire import Connection
+from jetcapture_py.wire import Connection, Hook
 
 PING_INTERVAL = 20
 """Seconds between pings; a silent peer is given up after three of them, so a dead connection is found in a minute."""
@@ -22,7 +22,6 @@ PING_INTERVAL = 20
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 
-Hook = Callable[[], Awaitable[None]]
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
 
@@ -48,7 +47,6 @@ async def connect(
     on_closed: Hook,
     on_error: ErrorHook,
     patience: float,
-    fast: bool = True,
 ) -> Connection:
     """Connect; unreachable servers are tried again for `patience` seconds, a refusal is final.
 
@@ -63,7 +61,7 @@ async def connect(
         async def note(error: Exception, problem: list[Exception] = problem) -> None:
             problem.append(error)
 
-        client = Connection(fast=fast, require_tls=_wants_tls(config))
+        client = Connection(require_tls=_wants_tls(config))
         try:
             await client.connect(
                 **options,

@@ -81,9 +81,7 @@ class Source:
     `held` says how many bytes the rest of the pipeline holds, `unacked` how many messages this process does.
     """
 
-    def __init__(
-        self, config: Config, *, held: Callable[[], int], unacked: Callable[[], int], fast: bool = True
-    ) -> None:
+    def __init__(self, config: Config, *, held: Callable[[], int], unacked: Callable[[], int]) -> None:
         self.config = config
         self.stream, self.consumer = config.source.stream, config.source.consumer
         self.memory = config.limits.memory
@@ -93,7 +91,6 @@ class Source:
         self.stream_created = ""
         self._held, self._unacked = held, unacked
         self._others = self._missing = 0
-        self._fast = fast
         self._lanes: list[Lane] = []
         self._subscriptions: list[Subscription] = []
         self._wake = asyncio.Event()
@@ -115,7 +112,6 @@ class Source:
             on_closed=self._closed,
             on_error=self._errored,
             patience=CONNECT_PATIENCE,
-            fast=self._fast,
         )
         self._api = Api(self._client, self.config.nats.domain)
         try:
