@@ -369,7 +369,8 @@ class _Demo:
         self.console.print(table)
 
     def _spark(self, stack: ExitStack) -> SparkSession:
-        from spark_jobs.archive import archive_view, session
+        from spark_jobs.archive import archive_view
+        from spark_jobs.job import session
 
         with self.console.status("Spark starts …"):
             spark = session("jetcapture demo")
@@ -510,7 +511,7 @@ def _spark_noise_to(path: Path) -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from spark_jobs.archive import one_line
+    from spark_jobs.job import one_line
 
     sys.stderr.flush()
     saved = os.dup(2)

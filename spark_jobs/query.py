@@ -9,24 +9,20 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
-from pyspark.logger import PySparkLogger
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from jetcapture_py.errors import JetcaptureError
-from spark_jobs.archive import archive_view, one_line, session
+from spark_jobs.archive import archive_view
+from spark_jobs.job import archive_arguments, guarded, session
 
 FORMATS = ("table", "csv", "json", "parquet")
 _VIEWS = ("archive", "quarantine")
@@ -45,16 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return guarded("query", lambda: write(query(session("jetcapture query"), chosen), chosen.format, chosen.output))
 
 
-def archive_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every job over an archive is told: which one, and which part of it."""
-    parser.add_argument("url", metavar="URL", help="the archive's store.url")
-    parser.add_argument("stream", metavar="STREAM")
-    parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
-    parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
-    parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
-    parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
-
-
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
     """The result of `chosen.sql` over the archive that the arguments name. Views it does not name are not opened."""
     common = {"start": chosen.start, "end": chosen.end, "dedupe": chosen.dedupe}
@@ -64,18 +50,6 @@ def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
             part = {"quarantine": True} if view == "quarantine" else {"keys": keys}
             archive_view(spark, chosen.url, chosen.stream, view, **common, **part)
     return spark.sql(chosen.sql)
-
-
-def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job` and turn its failure into one line and exit code 1."""
-    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
-    try:
-        job()
-    except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
-        sys.stderr.write(f"{name}: {one_line(error)}\n")
-        return 1
-    return 0
 
 
 def write(frame: DataFrame, format: str, output: str | None) -> None:  # noqa: A002 - named as the option is
@@ -131,11 +105,6 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterato
         yield "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
         if number == 0:
             yield "  ".join("-" * width for width in widths)
-
-
-def _time(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.publish import MESSAGE_ID, Publisher, check_subject
-from spark_jobs.archive import session
-from spark_jobs.query import archive_arguments, guarded, query
+from spark_jobs.job import archive_arguments, guarded, session
+from spark_jobs.query import query
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _STRIPPED = re.compile(r"Nats-(Msg-Id|TTL|Expected-.*|Batch-.*)", re.IGNORECASE)

@@ -1,0 +1,214 @@
+"""One table of objects whose columns drifted: which type each column gets, and how each object's columns become it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from jetcapture_py import layout
+from jetcapture_py.errors import JetcaptureError
+
+
+def quoted(name: str) -> str:
+    """The column's name as Spark SQL reads it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+class Table:
+    """The columns that a set of objects has together, and how each object's columns become them.
+
+    `schemas` numbers the distinct schemas, one number for each object. A column whose types go together is read as
+    their common type, which Parquet allows for structs that have more or fewer fields; any other is read as it is
+    stored, object by object, and then converted.
+    """
+
+    def __init__(
+        self, footers: Sequence[pa.Schema], quarantine: bool, columns: Sequence[str] | None, case_sensitive: bool
+    ) -> None:
+        self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
+        self._fold = str if case_sensitive else str.casefold
+        wanted = None
+        if columns is not None:
+            wanted = {self._fold(name) for name in (*columns, *layout.IDENTITY, layout.ROW)}
+        numbers: dict[pa.Schema, int] = {}
+        self.schemas = [numbers.setdefault(schema, len(numbers)) for schema in footers]
+        self._stored = [self._columns(schema, wanted) for schema in numbers]
+        self._names: dict[str, str] = {}
+        types: dict[str, dict[st.DataType, None]] = defaultdict(dict)
+        for stored in self._stored:
+            for folded, (name, kind) in stored.items():
+                self._names.setdefault(folded, name)
+                types[folded][kind] = None
+        first = {name: position for position, name in enumerate((*layout.ENVELOPE, layout.ROW))}
+        ordered = sorted(types, key=lambda folded: first.get(folded, len(first)))
+        self._target = {folded: _target(list(types[folded])) for folded in ordered}
+        self._drifted = [
+            folded for folded in ordered if any(not _readable(kind, self._target[folded]) for kind in types[folded])
+        ]
+
+    def _columns(self, schema: pa.Schema, wanted: set[str] | None) -> dict[str, tuple[str, st.DataType]]:
+        stored: dict[str, tuple[str, st.DataType]] = {}
+        for field in schema:
+            folded = self._fold(field.name)
+            if wanted is not None and folded not in wanted:
+                continue
+            if folded in stored:
+                raise JetcaptureError(
+                    f"columns {stored[folded][0]} and {field.name} differ in case only: "
+                    "set spark.sql.caseSensitive=true"
+                )
+            stored[folded] = field.name, _spark_type(field.name, field.type)
+        return stored
+
+    def drift(self, schema: int) -> tuple[st.DataType | None, ...]:
+        """Objects for which this is equal can be read at once."""
+        stored = self._stored[schema]
+        return tuple(stored[folded][1] if folded in stored else None for folded in self._drifted)
+
+    def read_schema(self, schema: int) -> st.StructType:
+        """What Spark is told that the objects hold."""
+        stored = self._stored[schema]
+        read = st.StructType()
+        for folded, target in self._target.items():
+            if folded not in self._drifted:
+                read.add(self._names[folded], target)
+            elif folded in stored and not isinstance(stored[folded][1], st.NullType):
+                read.add(self._names[folded], _without_null(stored[folded][1], st.IntegerType()))
+        for name in self.partitions:
+            read.add(name, st.StringType())
+        return read
+
+    def select(self, schema: int) -> list[Column]:
+        """The table's columns, from what was read."""
+        stored = self._stored[schema]
+        chosen = []
+        for folded, target in self._target.items():
+            name = self._names[folded]
+            column = sf.col(quoted(name))
+            if folded in self._drifted:
+                kind = stored[folded][1] if folded in stored else st.NullType()
+                column = _converted(column, kind, target).alias(name)
+            chosen.append(column)
+        return [*chosen, *(sf.col(name) for name in self.partitions)]
+
+
+_INTEGRAL = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
+_NESTED = (st.StructType, st.ArrayType, st.MapType)
+
+
+def _target(types: Sequence[st.DataType]) -> st.DataType:
+    """The type of a column that objects store as `types`."""
+    merged: st.DataType | None = types[0]
+    for kind in types[1:]:
+        merged = None if merged is None else _merge(merged, kind)
+    if merged is not None:
+        return _without_null(merged, st.StringType())
+    known = [kind for kind in types if not isinstance(kind, st.NullType)]
+    if all(isinstance(kind, _INTEGRAL) for kind in known):
+        return st.LongType()
+    if all(isinstance(kind, (*_INTEGRAL, st.FloatType, st.DoubleType)) for kind in known):
+        return st.DoubleType()
+    return st.StringType()
+
+
+def _merge(left: st.DataType, right: st.DataType) -> st.DataType | None:
+    """The type that Parquet can read both as, null types aside; None when there is none."""
+    if left == right or isinstance(right, st.NullType):
+        return left
+    if isinstance(left, st.NullType):
+        return right
+    if isinstance(left, st.ArrayType) and isinstance(right, st.ArrayType):
+        element = _merge(left.elementType, right.elementType)
+        return None if element is None else st.ArrayType(element)
+    if isinstance(left, st.MapType) and isinstance(right, st.MapType):
+        key, value = _merge(left.keyType, right.keyType), _merge(left.valueType, right.valueType)
+        return None if key is None or value is None else st.MapType(key, value)
+    if isinstance(left, st.StructType) and isinstance(right, st.StructType):
+        fields = {field.name: field.dataType for field in left}
+        for field in right:
+            merged = _merge(fields.get(field.name, field.dataType), field.dataType)
+            if merged is None:
+                return None
+            fields[field.name] = merged
+        return st.StructType([st.StructField(name, kind) for name, kind in fields.items()])
+    return None
+
+
+def _readable(stored: st.DataType, target: st.DataType) -> bool:
+    """Whether Parquet reads a column that is stored as `stored` as `target`."""
+    return not _has_null(stored) and _merge(stored, target) == target
+
+
+def _has_null(kind: st.DataType) -> bool:
+    return _without_null(kind, st.StringType()) != kind
+
+
+def _without_null(kind: st.DataType, instead: st.DataType) -> st.DataType:
+    """`kind` with another type for values of which every one is null. Parquet stores those as int32."""
+    if isinstance(kind, st.NullType):
+        return instead
+    if isinstance(kind, st.ArrayType):
+        return st.ArrayType(_without_null(kind.elementType, instead))
+    if isinstance(kind, st.MapType):
+        return st.MapType(_without_null(kind.keyType, instead), _without_null(kind.valueType, instead))
+    if isinstance(kind, st.StructType):
+        return st.StructType([st.StructField(f.name, _without_null(f.dataType, instead)) for f in kind])
+    return kind
+
+
+def _converted(column: Column, stored: st.DataType, target: st.DataType) -> Column:
+    if isinstance(stored, st.NullType):
+        return sf.lit(None).cast(target)
+    if not isinstance(stored, _NESTED):
+        return column.cast(target)
+    text = sf.to_json(column, {"ignoreNullFields": "false"})
+    return sf.from_json(text, target) if isinstance(target, _NESTED) else text
+
+
+_SIMPLE: dict[pa.DataType, st.DataType] = {
+    pa.null(): st.NullType(),
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    pa.uint8(): st.ShortType(),
+    pa.uint16(): st.IntegerType(),
+    pa.uint32(): st.LongType(),
+    pa.uint64(): st.DecimalType(20, 0),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+    pa.string(): st.StringType(),
+    pa.large_string(): st.StringType(),
+    pa.binary(): st.BinaryType(),
+    pa.large_binary(): st.BinaryType(),
+    pa.date32(): st.DateType(),
+    pa.date64(): st.DateType(),
+}
+
+
+def _spark_type(column: str, kind: pa.DataType) -> st.DataType:
+    """The type that Spark reads Parquet of this Arrow type as."""
+    simple = _SIMPLE.get(kind)
+    if simple is not None:
+        return simple
+    if pa.types.is_dictionary(kind):
+        return _spark_type(column, kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return st.TimestampType() if kind.tz else st.TimestampNTZType()
+    if pa.types.is_decimal(kind) and kind.precision <= 38:
+        return st.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_fixed_size_binary(kind):
+        return st.BinaryType()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return st.ArrayType(_spark_type(column, kind.value_type))
+    if pa.types.is_map(kind):
+        return st.MapType(_spark_type(column, kind.key_type), _spark_type(column, kind.item_type))
+    if pa.types.is_struct(kind):
+        return st.StructType([st.StructField(f.name, _spark_type(column, f.type)) for f in kind])
+    raise JetcaptureError(f"column {column} is {kind}, which Spark cannot read: name the columns you need instead")
