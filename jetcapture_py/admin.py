@@ -20,7 +20,8 @@ _NANOSECOND = 1_000_000_000
 class ConsumerState:
     """What the server says of the consumer. Times in seconds, sizes in bytes, 0 where the server sets no limit.
 
-    `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica.
+    `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica. Of the
+    stream's messages up to sequence `ack_floor` none is either. `asked` is the server's time of the answer.
     """
 
     config: dict[str, Any]
@@ -31,6 +32,8 @@ class ConsumerState:
     max_batch: int
     max_bytes: int
     max_expires: float
+    ack_floor: int
+    asked: datetime
 
 
 def consumer_state(info: dict[str, Any]) -> ConsumerState:
@@ -48,6 +51,8 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         max_batch=config.get("max_batch", 0),
         max_bytes=config.get("max_bytes", 0),
         max_expires=config.get("max_expires", 0) / _NANOSECOND,
+        ack_floor=info.get("ack_floor", {}).get("stream_seq", 0),
+        asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
     )
 
 

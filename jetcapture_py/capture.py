@@ -24,6 +24,7 @@ from jetcapture_py.route import KeyFunction, make_key
 from jetcapture_py.source import Source
 from jetcapture_py.stats import Stats
 from jetcapture_py.store import Store, open_store
+from jetcapture_py.watermark import Observer
 from jetcapture_py.wire import Received
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ class Capture:
         )
         self.encoder = Encoder(stream=source.stream, interval=int(block.interval), compression=block.compression)
         self.on_stored = on_stored
+        self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
         self.encoded_bytes = self.waiting_bytes = 0
         self.opened = False
@@ -119,6 +121,8 @@ class Capture:
         while (received := await self.source.receive()) is not None:
             self.preparing = received
             prepared = await self._in(self._decoding, self.prepare, received)
+            if prepared.newest is not None:
+                self.observer.saw(*prepared.newest)
             now = asyncio.get_running_loop().time()
             self.send(self.blocks.add(prepared.rows, prepared.runs, now))
             self.send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
@@ -194,6 +198,11 @@ class Capture:
             raise DrainError(
                 f"drain_timeout: {self.unacked} messages were not stored in time and are given back"
             ) from None
+        await upkeep.last_mark(self)
+
+    async def in_store(self, work: Callable[..., T], *args: Any) -> T:
+        """Run `work` where objects are stored, in a thread."""
+        return await self._in(self._storing, work, *args)
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

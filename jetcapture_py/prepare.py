@@ -26,7 +26,10 @@ _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them."""
+    """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them.
+
+    `newest` is the sequence and the timestamp, in microseconds, of the message with the highest sequence, if any came.
+    """
 
     rows: pa.RecordBatch
     runs: Sequence[Run]
@@ -35,6 +38,7 @@ class Prepared:
     messages: int
     redelivered: int
     strays: int
+    newest: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,7 @@ class Preparer:
             messages=len(batch),
             redelivered=int(pc.sum(pc.greater(delivered, 1)).as_py() or 0),
             strays=assembled.strays,
+            newest=_newest(batch),
         )
 
     def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
@@ -218,3 +223,11 @@ def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:
 
 def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
     return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))
+
+
+def _newest(batch: MessageBatch) -> tuple[int, int] | None:
+    """Sequence and timestamp of the batch's last message in the stream."""
+    if not len(batch):
+        return None
+    at = int(batch.column(layout.SEQ).to_numpy().argmax())
+    return batch.column(layout.SEQ)[at].as_py(), batch.column(layout.TIMESTAMP)[at].value

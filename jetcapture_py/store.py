@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import fsspec
 import pyarrow as pa
@@ -66,6 +66,22 @@ class Store(Protocol):
         ...
 
 
+@runtime_checkable
+class NoteStore(Protocol):
+    """What a store may do besides: keep small files that are written again and again, as the watermark is.
+
+    `read_note` gives None where there is no such file. Both raise `StoreError`.
+    """
+
+    def read_note(self, path: str) -> bytes | None:
+        """The file at `path`, relative to the archive's root."""
+        ...
+
+    def write_note(self, path: str, data: bytes) -> None:
+        """Replace the file at `path`, at once and whole."""
+        ...
+
+
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
     """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
     scheme, separator, rest = url.partition("://")
@@ -111,6 +127,19 @@ class LocalStore:
         path = f"{_root(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
         self._publish(path, pa.py_buffer(b"jetcapture"))
         Path(path).unlink()
+
+    def read_note(self, path: str) -> bytes | None:
+        """A small file's content; None when it does not exist."""
+        try:
+            return Path(f"{_root(self.root, None)}/{path}").read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def write_note(self, path: str, data: bytes) -> None:
+        """Replace a small file."""
+        self._publish(f"{_root(self.root, None)}/{path}", pa.py_buffer(data))
 
     def _publish(self, path: str, data: pa.Buffer) -> None:
         directory, _, name = path.rpartition("/")
@@ -209,6 +238,19 @@ class FsspecStore:
         self._pipe(path, b"jetcapture")
         with contextlib.suppress(Exception):
             self.fs.rm_file(path)
+
+    def read_note(self, path: str) -> bytes | None:
+        """A small file's content; None when it does not exist."""
+        try:
+            return bytes(self.fs.cat_file(f"{_root(self.root, None)}/{path}"))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StoreError(f"cannot read {path}: {one_line(error)[:_LONGEST_ERROR]}") from error
+
+    def write_note(self, path: str, data: bytes) -> None:
+        """Replace a small file."""
+        self._pipe(f"{_root(self.root, None)}/{path}", data)
 
     def _pipe(self, path: str, data: bytes) -> None:
         try:

@@ -1,13 +1,18 @@
-"""What goes on beside the pipeline: sealing by age and pressure, keeping messages alive, watching the consumer."""
+"""What goes on beside the pipeline: sealing by age and pressure, keeping messages alive, watching the consumer, and
+writing the watermark."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from jetcapture_py import watermark
+from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
+from jetcapture_py.store import NoteStore
 
 if TYPE_CHECKING:
     from jetcapture_py.block import Block
@@ -24,11 +29,16 @@ STALLED = 0.1
 """Without a message for so many seconds, while many are held, the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.2
+MARK = 15.0
+"""Seconds between looks at the watermark."""
+IDLE_MARK = timedelta(minutes=1)
+"""A watermark of which only the time has changed is written no more often than this, by all replicas together."""
+LAST_MARK = 5.0
 
 
 def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture, each to run until it is cancelled."""
-    work = [_seal_by_age(capture), _keep_alive(capture), _watch(capture)]
+    work = [_seal_by_age(capture), _keep_alive(capture), _watch(capture), _mark(capture)]
     return [*work, _catch_up(capture, stop)] if until_caught_up else work
 
 
@@ -79,6 +89,46 @@ def count(stats: Stats, prepared: Prepared) -> None:
             first_stage=first["stage"],
             first_error=first["error"],
         )
+
+
+async def last_mark(capture: Capture) -> None:
+    """Leave the watermark behind that everything stored so far allows."""
+    try:
+        async with asyncio.timeout(LAST_MARK):
+            await mark(capture, timedelta())
+    except TimeoutError:
+        event(log, logging.WARNING, "watermark.failed", error="no answer from the store in time")
+
+
+async def mark(capture: Capture, idle: timedelta = IDLE_MARK) -> None:
+    """Move the watermark forward, if it can be; a failure is logged, and is tried again with the next one.
+
+    There is none where every key has a root of its own, or where the store keeps objects only.
+    """
+    store = capture.store
+    if not isinstance(store, NoteStore) or "{key}" in capture.config.store.url or not await capture.source.refresh():
+        return
+    found = capture.observer.watermark(capture.source.state, capture.source.stream_created)
+    if found is None:
+        return
+    try:
+        await capture.in_store(_move_watermark, store, found, idle)
+    except StoreError as error:
+        event(log, logging.WARNING, "watermark.failed", error=error)
+
+
+def _move_watermark(store: NoteStore, found: watermark.Watermark, idle: timedelta) -> None:
+    place = watermark.path(found.stream)
+    data = store.read_note(place)
+    try:
+        there = None if data is None else watermark.decode(data)
+    except JetcaptureError as error:
+        event(log, logging.WARNING, "watermark.failed", error=error)
+        there = None
+    new = found.after(there)
+    if new is None or (there is not None and new.seq == there.seq and new.time - there.time < idle):
+        return
+    store.write_note(place, new.encode())
 
 
 def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]]) -> None:
@@ -132,6 +182,12 @@ async def _watch(capture: Capture) -> None:
         if loop.time() - last >= (POLL / 5 if stalled else POLL if held else POLL * 5):
             await source.refresh()
             last = loop.time()
+
+
+async def _mark(capture: Capture) -> None:
+    while True:
+        await asyncio.sleep(MARK)
+        await mark(capture)
 
 
 async def _catch_up(capture: Capture, stop: asyncio.Event) -> None:

@@ -19,7 +19,7 @@ from fsspec.registry import _registry
 from jetcapture_py import layout
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.store import LocalStore, Store, open_store
+from jetcapture_py.store import LocalStore, NoteStore, Store, open_store
 from tests.contract.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 KEYS = [
@@ -156,6 +156,18 @@ def test_the_same_object_put_by_several_threads_is_one_whole_object(place: Place
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: put(store, name(), data), range(8)))
     assert place.objects() == {name().path: data}
+
+
+def test_a_note_is_read_as_it_was_written_last(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, NoteStore)
+    assert store.read_note("_watermark/S.json") is None
+    for content in (b"first", b"second, longer", b"3"):
+        store.write_note("_watermark/S.json", content)
+        assert store.read_note("_watermark/S.json") == content
+        other = place.open()
+        assert isinstance(other, NoteStore)
+        assert other.read_note("_watermark/S.json") == content
 
 
 def test_a_probe_leaves_nothing(place: Place) -> None:

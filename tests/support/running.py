@@ -117,7 +117,7 @@ def objects(root: Path) -> list[layout.ObjectName]:
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
-        if path.is_file() and not relative.startswith("_probe/"):
+        if path.is_file() and not relative.startswith(("_probe/", "_watermark/")):
             name = layout.parse_path(relative)
             assert name is not None, f"{relative} is not an object of the archive"
             found.append(name)

@@ -1,0 +1,152 @@
+"""The watermark of a real capture: written when it should be, true, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from jetcapture_py import layout, upkeep, watermark
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store import LocalStore
+from jetcapture_py.watermark import Watermark
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, running, until
+
+Start = Callable[..., NatsServer]
+
+
+def written(root: Path) -> Watermark | None:
+    return watermark.read(fsspec.filesystem("file"), str(root), STREAM)
+
+
+def test_a_capture_that_has_caught_up_leaves_it_at_the_streams_end(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"%d" % index, None) for index in range(500)])
+        before = datetime.now(UTC)
+        await capture_all(config(server.url, tmp_path / "a"))
+        found = written(tmp_path / "a")
+        assert found is not None
+        assert (found.stream, found.consumer, found.seq) == (STREAM, CONSUMER, 500)
+        assert before - 2 * watermark.MARGIN < found.time < datetime.now(UTC)
+
+    asyncio.run(scenario())
+
+
+def test_it_never_promises_what_is_only_held(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(upkeep, "MARK", 0.05)
+        server = nats_server()
+        await publish(server.url, [])
+        settings = config(server.url, tmp_path / "a", block={"max_age": "500ms"}, source={"batch": 50})
+        async with running(settings):
+            for round_ in range(6):
+                await publish(server.url, [("orders.eu", b"%d" % index, None) for index in range(40)])
+                for _ in range(8):
+                    found = written(tmp_path / "a")  # first: what is stored later only helps
+                    stored = {row[layout.SEQ]: row[layout.TIMESTAMP] for row in rows(tmp_path / "a")}
+                    if found is not None:
+                        assert set(range(1, found.seq + 1)) <= stored.keys()
+                    await asyncio.sleep(0.05)
+                assert round_ == 0 or stored
+            await until(lambda: bool(objects(tmp_path / "a")) and written(tmp_path / "a") is not None, "it is written")
+            final = written(tmp_path / "a")
+        assert final is not None
+        assert final.seq >= 40
+
+    asyncio.run(scenario())
+
+
+def test_messages_after_its_time_are_all_that_can_be_missing(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(upkeep, "MARK", 0.05)
+        server = nats_server()
+        await publish(server.url, [])
+        settings = config(server.url, tmp_path / "a", key="{subject[1]}", block={"max_messages": 30, "max_age": "1s"})
+        messages = [(f"orders.{'eu' if index % 7 else 'us'}", b"x", None) for index in range(400)]
+        async with running(settings):
+            publishing = asyncio.create_task(publish(server.url, messages))
+            seen = set()
+            await until(lambda: written(tmp_path / "a") is not None, "it is written")
+            while not publishing.done() or len(rows(tmp_path / "a")) < 400:
+                found = written(tmp_path / "a")
+                assert found is not None
+                seen.add((found.time, frozenset(row[layout.SEQ] for row in rows(tmp_path / "a"))))
+                await asyncio.sleep(0.02)
+            await publishing
+        everything = {row[layout.SEQ]: row[layout.TIMESTAMP] for row in rows(tmp_path / "a")}
+        assert len(everything) == 400
+        for time, stored in seen:
+            assert {seq for seq, timestamp in everything.items() if timestamp <= time} <= stored
+
+    asyncio.run(scenario())
+
+
+def test_an_older_state_does_not_move_it_back(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        store = LocalStore(str(tmp_path / "a"))
+        await publish(server.url, [("orders.eu", b"x", None)] * 10)
+        await capture_all(config(server.url, tmp_path / "a"))
+        first = written(tmp_path / "a")
+        assert first is not None
+        ahead = Watermark(
+            stream=STREAM, consumer=CONSUMER, created=first.created, seq=1000, time=datetime(2100, 1, 1, tzinfo=UTC)
+        )
+        store.write_note(watermark.path(STREAM), ahead.encode())
+        await capture_all(config(server.url, tmp_path / "a"))
+        assert written(tmp_path / "a") == ahead
+
+    asyncio.run(scenario())
+
+
+class NoNotes(LocalStore):
+    def write_note(self, path: str, data: bytes) -> None:
+        raise StoreError("no notes today")
+
+
+def test_a_store_that_refuses_it_keeps_nothing_else_from_being_stored(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"x", None)] * 10)
+        with caplog.at_level(logging.WARNING, "jetcapture"):
+            await capture_all(config(server.url, tmp_path / "a"), store=NoNotes(str(tmp_path / "a")))
+        assert len(rows(tmp_path / "a")) == 10
+        assert "watermark.failed" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_damaged_one_is_replaced(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"x", None)] * 10)
+        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM), b"{half")
+        await capture_all(config(server.url, tmp_path / "a"))
+        found = written(tmp_path / "a")
+        assert found is not None
+        assert found.seq == 10
+
+    asyncio.run(scenario())
+
+
+def test_where_every_key_has_a_root_of_its_own_there_is_none(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"x", None)] * 10)
+        await capture_all(config(server.url, f"{tmp_path}/{{key}}"))
+        assert not list(tmp_path.rglob("_watermark"))
+
+    asyncio.run(scenario())
