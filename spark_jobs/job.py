@@ -6,17 +6,21 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, NoReturn
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from jetcapture_py import layout
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py import config, config_types, config_yaml, layout
+from jetcapture_py.errors import ConfigError, JetcaptureError
+
+_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
 def session(app_name: str) -> SparkSession:
@@ -47,22 +51,78 @@ def session(app_name: str) -> SparkSession:
     return builder.getOrCreate()
 
 
-def archive_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every job over an archive is told: which one, and which part of it."""
-    parser.add_argument("url", metavar="URL", help="the archive's store.url")
-    parser.add_argument("stream", metavar="STREAM")
+def store_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """Which archive a job is for: `URL STREAM`, or `--config FILE`, which then stands for both.
+
+    `parser.parse_args` gives `url`, `stream`, `options` (for fsspec) and `nats` (the file's section, None without a
+    file). A file that cannot be used ends the process with exit code 2, as a wrong argument does.
+    """
+    parser.allow_abbrev = False  # what is not read below must not pass for --config there
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    file: Path | None = first.parse_known_args(arguments)[0].config
+    if file is None:
+        parser.add_argument("url", metavar="URL", help="the archive's store.url; left out with --config")
+        parser.add_argument("stream", metavar="STREAM", help="left out with --config, too")
+        parser.set_defaults(nats=None)
+    else:
+        try:
+            settings = config.load(file)
+        except ConfigError as error:
+            _refuse(parser, error)
+        parser.set_defaults(url=settings.store.url, stream=settings.source.stream, nats=settings.nats)
+    parser.add_argument("--config", metavar="FILE", help="the capture's configuration: its store, stream and servers")
+    parser.add_argument(
+        "--option",
+        dest="options",
+        metavar="NAME=VALUE",
+        type=_option,
+        action=_Options,
+        default={} if file is None else settings.store.options,
+        help="as in store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable",
+    )
+
+
+def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """What a job that reads an archive is told: which one (`store_arguments`), and which part of it, and how."""
+    store_arguments(parser, arguments)
     parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
     parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
     parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
 
 
+class _Options(argparse.Action):
+    """Adds to a mapping, which may come from the configuration."""
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: object = None) -> None:
+        namespace.options = {**namespace.options, values[0]: values[1]}
+
+
+def _option(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("expected NAME=VALUE")
+    try:
+        return name, _PLAIN.validate_python({name: config_yaml.read(value, os.environ)})[name]
+    except ConfigError as error:
+        problem = error.problems[0].removeprefix(": ")
+    raise argparse.ArgumentTypeError(f"{name}: {problem}")
+
+
+def _refuse(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
+    parser.exit(2, "".join(f"{parser.prog}: {problem}\n" for problem in error.problems))
+
+
 def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job` and turn its failure into one line and exit code 1."""
+    """Run `job` and turn its failure into one line and exit code 1, or 2 when a setting is wrong."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
     try:
         job()
+    except ConfigError as error:
+        sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
+        return 2
     except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
         sys.stderr.write(f"{name}: {one_line(error)}\n")
         return 1

@@ -31,7 +31,7 @@ _VIEWS = ("archive", "quarantine")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
     parser = argparse.ArgumentParser(prog="query", description="SQL over an archive, as the view `archive`.")
-    archive_arguments(parser)
+    archive_arguments(parser, arguments)
     parser.add_argument("sql", metavar="SQL", help='for example "SELECT key, count(*) FROM archive GROUP BY key"')
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
     """The result of `chosen.sql` over the archive that the arguments name. Views it does not name are not opened."""
-    common = {"start": chosen.start, "end": chosen.end, "dedupe": chosen.dedupe}
+    common = {"start": chosen.start, "end": chosen.end, "dedupe": chosen.dedupe, "options": chosen.options}
     keys = chosen.keys and [key or None for key in chosen.keys]
     for view in _VIEWS:
         if re.search(rf"\b{view}\b", chosen.sql, re.IGNORECASE):

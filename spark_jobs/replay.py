@@ -219,7 +219,7 @@ def replayed_headers(headers: Iterable[tuple[str, Sequence[str]]]) -> list[tuple
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything is acknowledged, 1 with one line of text when it is not."""
     parser = argparse.ArgumentParser(prog="replay", description="Publishes rows of an archive to a subject.")
-    archive_arguments(parser)
+    archive_arguments(parser, arguments)
     parser.add_argument("--sql", default="SELECT * FROM archive", help="the rows to publish; default: all messages")
     parser.add_argument("--servers", required=True, action="append", help="where to publish; may be repeated")
     parser.add_argument("--subject", required=True, help='for example "replay.{key}"; columns in braces')
