@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -61,25 +61,11 @@ class Encoder:
     def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
         table, duplicates = _distinct(_table(batches))
-        seqs, timestamps = _identity(table)
-        first = np.diff(seqs, prepend=seqs[0] - 1).astype(bool) | np.diff(timestamps, prepend=timestamps[0]).astype(
-            bool
-        )
-        name = layout.ObjectName(
-            stream=self.stream,
-            key=block.key,
-            bucket=block.bucket,
-            first_seq=int(seqs[0]),
-            last_seq=int(seqs[-1]),
-            rows=table.num_rows,
-            digest=layout.digest(seqs[first].tobytes(), timestamps[first].tobytes()),
-            quarantine=block.quarantine,
-        )
-        messages = int(first.sum())
         stream = pa.array([self.stream], pa.string()).take(pa.array(np.zeros(table.num_rows, np.int32)))
         table = table.add_column(0, pa.field(layout.STREAM, pa.string()), stream)
-        data = self._write(table, self._metadata(name, messages, sealed_by, table.schema))
-        return EncodedBlock(name=name, data=data, messages=messages, duplicates=duplicates)
+        with ObjectWriter(self, block, table.schema) as writer:
+            writer.write(table)
+            return writer.finish(sealed_by, duplicates)
 
     def encode_or_salvage(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
@@ -102,33 +88,81 @@ class Encoder:
             rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
         return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
 
-    def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str, schema: pa.Schema) -> dict[str, str]:
+
+class ObjectWriter:
+    """One object in the making, in memory: rows go in piece by piece, and `finish` names what they are.
+
+    A context manager, because what is not finished has to be let go of.
+    """
+
+    def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema) -> None:
+        self._encoder = encoder
+        self._block = block
+        self._schema = schema
+        self._sink = pa.BufferOutputStream()
+        self._file = pq.ParquetWriter(self._sink, schema, compression=encoder.compression, **_settings(schema))
+        self._seqs: list[Any] = []
+        self._timestamps: list[Any] = []
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, without the footer."""
+        return int(self._sink.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
+        seqs, timestamps = _identity(table)
+        first = np.ones(len(seqs), bool)
+        first[1:] = (np.diff(seqs) != 0) | (np.diff(timestamps) != 0)
+        self._seqs.append(seqs[first])
+        self._timestamps.append(timestamps[first])
+        self._rows += table.num_rows
+        rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
+        self._file.write_table(table, row_group_size=max(rows, 1024))
+
+    def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
+        """The object, whole; `duplicates` is how many rows were left out of it."""
+        seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
+        name = layout.ObjectName(
+            stream=self._encoder.stream,
+            key=self._block.key,
+            bucket=self._block.bucket,
+            first_seq=int(seqs[0]),
+            last_seq=int(seqs[-1]),
+            rows=self._rows,
+            digest=layout.digest(seqs.tobytes(), timestamps.tobytes()),
+            quarantine=self._block.quarantine,
+        )
+        self._file.add_key_value_metadata(self._metadata(name, len(seqs), sealed_by))
+        self._file.close()
+        return EncodedBlock(name=name, data=self._sink.getvalue(), messages=len(seqs), duplicates=duplicates)
+
+    def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
         own = {
             "format": layout.FORMAT,
             "stream": name.stream,
-            "stream_created": self.stream_created,
-            "consumer": self.consumer,
-            "writer": self.writer,
+            "stream_created": self._encoder.stream_created,
+            "consumer": self._encoder.consumer,
+            "writer": self._encoder.writer,
             "bucket": str(name.bucket),
-            "interval": str(self.interval),
+            "interval": str(self._encoder.interval),
             "first_seq": str(name.first_seq),
             "last_seq": str(name.last_seq),
             "messages": str(messages),
             "rows": str(name.rows),
             "sealed_by": sealed_by,
-            "schema_id": _schema_id(schema),
+            "schema_id": _schema_id(self._schema),
         }
         if name.key is not None:
             own["key"] = name.key
         return {layout.METADATA_PREFIX + key: value for key, value in own.items()}
-
-    def _write(self, table: pa.Table, metadata: Mapping[str, str]) -> pa.Buffer:
-        sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, table.schema, compression=self.compression, **_settings(table.schema)) as writer:
-            rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
-            writer.write_table(table, row_group_size=max(rows, 1024))
-            writer.add_key_value_metadata(metadata)
-        return sink.getvalue()
 
 
 @lru_cache(maxsize=256)
