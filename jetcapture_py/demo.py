@@ -180,17 +180,9 @@ def _check_prerequisites() -> None:
     _server_binary()
     if importlib.util.find_spec("pyspark") is None:
         raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo]'")
-    home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    try:
-        answer = subprocess.run([java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise JetcaptureError(
-            "Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
-        ) from error
-    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if version and int(version.group(1)) < 17:
-        raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
+    from spark_jobs.job import require_java
+
+    require_java()
 
 
 def _server_binary() -> str:

@@ -23,7 +23,7 @@ from jetcapture_py.layout import ObjectName, escape_key
 from jetcapture_py.log import one_line
 
 PROBE = "_probe"
-_EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
+EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 _LOCAL_PERMANENT = {
     errno.EACCES,
     errno.EPERM,
@@ -90,7 +90,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
-        extra = _EXTRAS.get(scheme)
+        extra = EXTRAS.get(scheme)
         hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
         raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
     try:

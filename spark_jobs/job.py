@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,36 +22,66 @@ from pyspark.sql import SparkSession
 
 from jetcapture_py import config, config_types, config_yaml, layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from spark_jobs.storage import spark_settings
 
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
-def session(app_name: str) -> SparkSession:
-    """The active Spark session, or a quiet new one: local unless spark-submit chose a master; UTC."""
+def session(app_name: str, *urls: str | None) -> SparkSession:
+    """The active Spark session, or a new one that can read and write at `urls`.
+
+    A new one is quiet, has UTC, and is local unless spark-submit chose a master; with SPARK_REMOTE it is one of Spark
+    Connect. What Spark needs for the URLs is added only where this starts Spark, and downloaded if need be.
+    """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     builder = SparkSession.builder.appName(app_name)
-    settings = {
-        "spark.sql.session.timeZone": "UTC",
-        # workers import this package from where the driver did, installed or not
-        "spark.executorEnv.PYTHONPATH": str(Path(layout.__file__).resolve().parents[1]),
-    }
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and decided on these
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= {
-            "spark.master": "local[*]",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.log.level": "ERROR",
-            "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
-        }
-    for name, value in settings.items():
+    for name, value in _settings(urls).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _settings(urls: Sequence[str | None]) -> dict[str, str]:
+    remote = os.environ.get("SPARK_REMOTE")
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    if remote is not None and not remote.startswith("local"):
+        return settings
+    # workers import this package from where the driver did, installed or not
+    settings["spark.executorEnv.PYTHONPATH"] = str(Path(layout.__file__).resolve().parents[1])
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, and decided on the rest
+        return settings
+    require_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings |= {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
+    }
+    if remote is None:
+        settings["spark.master"] = "local[*]"
+    return settings | spark_settings(*urls)
+
+
+def require_java() -> None:
+    """Raise JetcaptureError, with what to install, unless there is a Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    try:
+        answer = subprocess.run(  # noqa: S603 - it is the one that Spark would run
+            [java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JetcaptureError(
+            "Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
+        ) from error
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if version and int(version.group(1)) < 17:
+        raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
 
 
 def store_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:

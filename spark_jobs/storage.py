@@ -1,0 +1,191 @@
+"""Object storage in Spark's words: which name, packages and settings Hadoop has for a `store.url` and its options.
+
+The settings go to each reader and writer (`Place.settings`) and never into the session's configuration, so a secret
+in them is on no command line, in no event log and on no page of Spark's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store import EXTRAS
+
+_SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
+_MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
+_AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_DFS = "dfs.core.windows.net"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A directory or a part of a bucket: `root` of the fsspec file system `fs`, and what Spark calls `spark_root`.
+
+    `settings` are options for Spark's readers and writers; they may hold secrets. `shown` is the URL without any.
+    """
+
+    fs: Any = field(repr=False)
+    root: str
+    shown: str
+    spark_root: str
+    settings: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> Place:
+        """The place at `url`, with the options that the capture's store has. Raises JetcaptureError."""
+        scheme = url.partition("://")[0]
+        shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url)
+        if "{key}" in url:
+            raise JetcaptureError(
+                f"{shown} is a place for every key: name one of them, with its key in place of {{key}}"
+            )
+        try:
+            fs, path = fsspec.url_to_fs(url, **options)
+        except ImportError as error:
+            extra = EXTRAS.get(scheme)
+            hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
+            raise JetcaptureError(f"{scheme}:// is not available here; {hint}") from error
+        except (TypeError, ValueError) as error:
+            raise JetcaptureError(f"cannot open {shown}: {error}") from error
+        root = str(path).rstrip("/")
+        if isinstance(fs, LocalFileSystem):
+            spark_root, settings = f"file://{root}", dict[str, str]()
+        else:
+            spark_root, settings = _in_spark(url, root, {**fs.storage_options}, os.environ)
+        return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
+
+    def require(self, spark: SparkSession) -> None:
+        """Raise, with what to do about it, when Spark cannot read here. A Connect session says so when it reads."""
+        scheme = self.spark_root.partition("://")[0]
+        if is_remote():
+            return
+        hadoop: Any = spark._jvm
+        context: Any = spark._jsc
+        try:
+            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context.hadoopConfiguration())
+        except Exception as error:  # py4j wraps whatever the class loader threw; it has no such file system
+            version = str(hadoop.org.apache.hadoop.util.VersionInfo.getVersion())
+            raise missing(scheme, version) from error
+
+
+def missing(scheme: str, hadoop_version: str | None) -> JetcaptureError:
+    """What to say when Spark has no file system for `scheme`, Hadoop's name of it."""
+    text = f"Spark has no file system for {scheme}:// on its class path"
+    if scheme not in _MODULES:
+        return JetcaptureError(text)
+    package = _package(scheme, hadoop_version or "VERSION")
+    whose = "" if hadoop_version else ", with the version of Spark's Hadoop"
+    return JetcaptureError(
+        f"{text}: start it with --packages {package}{whose}; or let this package read, slower: "
+        "--engine arrow, in Python engine='arrow'"
+    )
+
+
+def spark_settings(*urls: str | None) -> dict[str, str]:
+    """What a new Spark session needs to be able to read and write at these URLs: Maven packages of the version of its
+    Hadoop, and, for S3, that it looks for credentials everywhere where AWS tools do."""
+    version = _hadoop_version()
+    schemes = (url.partition("://")[0] for url in urls if url is not None and "://" in url)
+    wanted = dict.fromkeys(_SCHEMES.get(scheme, scheme) for scheme in schemes)
+    packages = [_package(scheme, version) for scheme in wanted if scheme in _MODULES and version]
+    settings = {"spark.jars.packages": ",".join(packages)} if packages else {}
+    if "s3a" in wanted:
+        settings["spark.hadoop.fs.s3a.aws.credentials.provider"] = _AWS_DEFAULT
+    return settings
+
+
+def _package(scheme: str, version: str) -> str:
+    return f"org.apache.hadoop:{_MODULES[scheme]}:{version}"
+
+
+def _hadoop_version() -> str | None:
+    """The version in the name of Hadoop's own jar; None for a Spark without one."""
+    names = (path.name for path in Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar"))
+    return next((name.removeprefix("hadoop-client-api-").removesuffix(".jar") for name in names), None)
+
+
+def _in_spark(url: str, root: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The URL and the settings that Spark needs for what fsspec knows as `root`, opened with `options`."""
+    scheme = url.partition("://")[0]
+    scheme = _SCHEMES.get(scheme, scheme)
+    if scheme == "abfss":
+        return _azure(url, root, options, env)
+    return f"{scheme}://{root}", _s3(options) if scheme == "s3a" else {}
+
+
+def _s3(options: Mapping[str, Any]) -> dict[str, str]:
+    """What s3fs is told, for S3A. Without credentials, both look for them where AWS tools do."""
+    client: Mapping[str, Any] = options.get("client_kwargs") or {}
+    key = options.get("key") or options.get("username") or client.get("aws_access_key_id")
+    secret = options.get("secret") or options.get("password") or client.get("aws_secret_access_key")
+    token = options.get("token") or client.get("aws_session_token")
+    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
+    region = client.get("region_name")
+    found: dict[str, str | None] = {}
+    provider = None
+    if options.get("anon"):
+        provider = "AnonymousAWSCredentialsProvider"
+    elif key and secret:
+        found |= {"access.key": key, "secret.key": secret, "session.token": token}
+        provider = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
+    elif options.get("profile"):
+        found["auth.profile.name"] = options["profile"]
+        provider = "auth.ProfileAWSCredentialsProvider"
+    if provider:
+        found["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{provider}"
+    if endpoint:
+        found |= {"endpoint": endpoint, "path.style.access": "true", "endpoint.region": region or "us-east-1"}
+    elif region:
+        found["endpoint.region"] = region
+    if options.get("requester_pays"):
+        found["requester.pays.enabled"] = "true"
+    return {f"fs.s3a.{name}": str(value) for name, value in found.items() if value}
+
+
+def _azure(url: str, root: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """What adlfs is told, for ABFS, whose URLs name the account and whose settings are the account's."""
+
+    def given(name: str) -> str | None:
+        return options.get(name) or env.get(f"AZURE_STORAGE_{name.upper()}") or None
+
+    parts = dict(part.split("=", 1) for part in (given("connection_string") or "").split(";") if "=" in part)
+    account = given("account_name") or parts.get("AccountName")
+    host = urlsplit(url).netloc.rpartition("@")[2] if "@" in urlsplit(url).netloc else ""
+    if not host and options.get("account_host"):
+        host = str(options["account_host"])
+    elif not host and account:
+        host = f"{account}.{f'dfs.{suffix}' if (suffix := parts.get('EndpointSuffix')) else _DFS}"
+    if not host:
+        raise JetcaptureError(f"{url}: the storage account is missing: --option account_name=…")
+    host = host.replace(".blob.", ".dfs.", 1)
+    container, _, path = root.partition("/")
+    key = given("account_key") or parts.get("AccountKey")
+    sas = given("sas_token") or parts.get("SharedAccessSignature")
+    client, secret, tenant = given("client_id"), given("client_secret"), given("tenant_id")
+    found: dict[str, str] = {}
+    if key:
+        found = {"account.auth.type": "SharedKey", "account.key": key}
+    elif sas:
+        found = {"account.auth.type": "SAS", "sas.fixed.token": sas.removeprefix("?")}
+    elif client and secret and tenant:
+        found = {
+            "account.auth.type": "OAuth",
+            "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider",
+            "account.oauth2.client.id": client,
+            "account.oauth2.client.secret": secret,
+            "account.oauth2.client.endpoint": f"https://login.microsoftonline.com/{tenant}/oauth2/token",
+        }
+    settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
+    return f"abfss://{container}@{host}/{path}".rstrip("/"), settings
