@@ -122,6 +122,9 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
     parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
     parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
+    parser.add_argument(
+        "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
+    )
     parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
 
 

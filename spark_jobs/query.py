@@ -1,4 +1,7 @@
-"""SQL over an archive: `python -m spark_jobs.query URL STREAM "SELECT …"`, or spark-submit with this file.
+"""SQL over an archive, to the terminal, CSV, JSON, Parquet or NATS.
+
+    jetcapture spark query URL STREAM "SELECT …"          or python -m spark_jobs.query, or spark-submit with this file
+    jetcapture spark query --config FILE "SELECT …"
 
 The stream's messages are the view `archive`, what could not be decoded is the view `quarantine`.
 """
@@ -9,10 +12,12 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
+from itertools import chain, islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
@@ -21,29 +26,53 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
+from jetcapture_py import watermark
+from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import archive_view
 from spark_jobs.job import archive_arguments, guarded, session
+from spark_jobs.storage import Place, in_spark
 
 FORMATS = ("table", "csv", "json", "parquet")
 _VIEWS = ("archive", "quarantine")
+_MEASURED = 1000
+"""Rows of a table that are looked at before the first is shown."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
-    parser = argparse.ArgumentParser(prog="query", description="SQL over an archive, as the view `archive`.")
+    parser = argparse.ArgumentParser(
+        prog="query",
+        description="SQL over an archive, as the view `archive`; what could not be decoded is `quarantine`.",
+    )
     archive_arguments(parser, arguments)
     parser.add_argument("sql", metavar="SQL", help='for example "SELECT key, count(*) FROM archive GROUP BY key"')
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
+    parser.add_argument("--to-nats", metavar="SUBJECT", help='publish the rows, acknowledged: "sums.{key}"')
+    parser.add_argument("--servers", action="append", help="where --to-nats publishes; default: the configuration's")
     chosen = parser.parse_args(arguments)
     if chosen.format == "parquet" and chosen.output is None:
         parser.error("--format parquet needs --output")
-    return guarded("query", lambda: write(query(session("jetcapture query"), chosen), chosen.format, chosen.output))
+    if chosen.to_nats is not None and (chosen.output is not None or chosen.format != "table"):
+        parser.error("--to-nats goes with neither --format nor --output")
+    if chosen.to_nats is not None and chosen.nats is None and not chosen.servers:
+        parser.error("--to-nats needs --servers or --config")
+    return guarded("query", lambda: _run(chosen))
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    output = chosen.output if chosen.format == "parquet" else None
+    frame = query(session("jetcapture query", chosen.url, output), chosen)
+    if chosen.to_nats is None:
+        write(frame, chosen.format, chosen.output, chosen.options)
+    else:
+        _publish(frame, chosen)
 
 
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
     """The result of `chosen.sql` over the archive that the arguments name. Views it does not name are not opened."""
-    common = {"start": chosen.start, "end": chosen.end, "dedupe": chosen.dedupe, "options": chosen.options}
+    end = _complete(chosen) if chosen.complete_only else chosen.end
+    common = {"start": chosen.start, "end": end, "dedupe": chosen.dedupe, "options": chosen.options}
     keys = chosen.keys and [key or None for key in chosen.keys]
     for view in _VIEWS:
         if re.search(rf"\b{view}\b", chosen.sql, re.IGNORECASE):
@@ -52,10 +81,33 @@ def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
     return spark.sql(chosen.sql)
 
 
-def write(frame: DataFrame, format: str, output: str | None) -> None:  # noqa: A002 - named as the option is
-    """Write the result as a table, CSV, JSON lines or Parquet, to a file or to standard output."""
+def _complete(chosen: argparse.Namespace) -> datetime:
+    """Where the messages end of which the watermark says that all are stored, or `chosen.end` when that is earlier."""
+    place = Place.open(chosen.url, chosen.options)
+    known = watermark.read(place.fs, place.root, chosen.stream)
+    if known is None:
+        raise JetcaptureError(
+            f"{place.shown} has no watermark of stream {chosen.stream}: nothing says what is complete"
+        )
+    end = known.time + timedelta(microseconds=1)  # an end is exclusive
+    return end if chosen.end is None else min(end, chosen.end)
+
+
+def _publish(frame: DataFrame, chosen: argparse.Namespace) -> None:
+    from spark_jobs.replay import replay  # replay has its rows from this module
+
+    done = replay(frame, chosen.servers or list(chosen.nats.servers), chosen.to_nats)
+    sys.stdout.write(f"published {done.published} messages\n")
+
+
+def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is
+    """Write the result as a table, CSV, JSON lines or Parquet, to a file or to standard output.
+
+    `options`, as the capture's store has them, are for Parquet to a URL.
+    """
     if format == "parquet":
-        frame.write.parquet(output or "")
+        url, settings = in_spark(output or "", options or {})
+        frame.write.options(**settings).parquet(url)
         return
     with _target(output) as file:
         if format == "json":
@@ -97,14 +149,16 @@ def _text(field: st.StructField) -> Column:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
-    """Lines of a table with aligned columns; a line break in a value is shown as \\n."""
-    lines = [tuple(names), *(tuple("NULL" if value is None else value for value in row) for row in rows)]
-    lines = [tuple(value.replace("\n", "\\n") for value in line) for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for number, line in enumerate(lines):
+    """Lines of a table with aligned columns; a line break in a value is shown as \\n.
+
+    There may be any number of rows: the first ones say how wide a column is, and a wider value later moves its line.
+    """
+    shown = (tuple("NULL" if value is None else value.replace("\n", "\\n") for value in row) for row in rows)
+    heading = tuple(name.replace("\n", "\\n") for name in names)
+    first = list(islice(shown, _MEASURED))
+    widths = [max(map(len, column)) for column in zip(heading, *first, strict=True)]
+    for line in chain((heading, tuple("-" * width for width in widths)), first, shown):
         yield "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
-        if number == 0:
-            yield "  ".join("-" * width for width in widths)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -26,7 +25,6 @@ from jetcapture_py.store import EXTRAS
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-_DFS = "dfs.core.windows.net"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +58,8 @@ class Place:
         except (TypeError, ValueError) as error:
             raise JetcaptureError(f"cannot open {shown}: {error}") from error
         root = str(path).rstrip("/")
-        if isinstance(fs, LocalFileSystem):
-            spark_root, settings = f"file://{root}", dict[str, str]()
-        else:
-            spark_root, settings = _in_spark(url, root, {**fs.storage_options}, os.environ)
+        known = f"file://{root}" if isinstance(fs, LocalFileSystem) else url
+        spark_root, settings = in_spark(known, fs.storage_options)
         return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
 
     def require(self, spark: SparkSession) -> None:
@@ -116,13 +112,15 @@ def _hadoop_version() -> str | None:
     return next((name.removeprefix("hadoop-client-api-").removesuffix(".jar") for name in names), None)
 
 
-def _in_spark(url: str, root: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """The URL and the settings that Spark needs for what fsspec knows as `root`, opened with `options`."""
-    scheme = url.partition("://")[0]
+def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
+    """The URL, and the settings for a reader or writer, by which Spark gets to what fsspec opens with `options`."""
+    scheme, separator, path = url.rstrip("/").partition("://")
+    if not separator:
+        return url, {}
     scheme = _SCHEMES.get(scheme, scheme)
     if scheme == "abfss":
-        return _azure(url, root, options, env)
-    return f"{scheme}://{root}", _s3(options) if scheme == "s3a" else {}
+        return _azure(url, options, env)
+    return f"{scheme}://{path}", _s3(options) if scheme == "s3a" else {}
 
 
 def _s3(options: Mapping[str, Any]) -> dict[str, str]:
@@ -154,38 +152,40 @@ def _s3(options: Mapping[str, Any]) -> dict[str, str]:
     return {f"fs.s3a.{name}": str(value) for name, value in found.items() if value}
 
 
-def _azure(url: str, root: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """What adlfs is told, for ABFS, whose URLs name the account and whose settings are the account's."""
 
     def given(name: str) -> str | None:
         return options.get(name) or env.get(f"AZURE_STORAGE_{name.upper()}") or None
 
+    authority, _, path = url.partition("://")[2].partition("/")
+    container, _, host = authority.partition("@")
     parts = dict(part.split("=", 1) for part in (given("connection_string") or "").split(";") if "=" in part)
-    account = given("account_name") or parts.get("AccountName")
-    host = urlsplit(url).netloc.rpartition("@")[2] if "@" in urlsplit(url).netloc else ""
-    if not host and options.get("account_host"):
-        host = str(options["account_host"])
-    elif not host and account:
-        host = f"{account}.{f'dfs.{suffix}' if (suffix := parts.get('EndpointSuffix')) else _DFS}"
+    account = parts.get("AccountName") or given("account_name")
+    host = host or options.get("account_host") or ""
+    if not host and account:
+        host = f"{account}.dfs.{parts.get('EndpointSuffix', 'core.windows.net')}"
     if not host:
         raise JetcaptureError(f"{url}: the storage account is missing: --option account_name=…")
     host = host.replace(".blob.", ".dfs.", 1)
-    container, _, path = root.partition("/")
-    key = given("account_key") or parts.get("AccountKey")
-    sas = given("sas_token") or parts.get("SharedAccessSignature")
+    found = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
+    settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
+    return f"abfss://{container}@{host}/{path}".rstrip("/"), settings
+
+
+def _azure_login(key: str | None, sas: str | None, given: Callable[[str], str | None]) -> dict[str, str]:
+    key, sas = key or given("account_key"), sas or given("sas_token")
     client, secret, tenant = given("client_id"), given("client_secret"), given("tenant_id")
-    found: dict[str, str] = {}
     if key:
-        found = {"account.auth.type": "SharedKey", "account.key": key}
-    elif sas:
-        found = {"account.auth.type": "SAS", "sas.fixed.token": sas.removeprefix("?")}
-    elif client and secret and tenant:
-        found = {
+        return {"account.auth.type": "SharedKey", "account.key": key}
+    if sas:
+        return {"account.auth.type": "SAS", "sas.fixed.token": sas.removeprefix("?")}
+    if client and secret and tenant:
+        return {
             "account.auth.type": "OAuth",
             "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider",
             "account.oauth2.client.id": client,
             "account.oauth2.client.secret": secret,
             "account.oauth2.client.endpoint": f"https://login.microsoftonline.com/{tenant}/oauth2/token",
         }
-    settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
-    return f"abfss://{container}@{host}/{path}".rstrip("/"), settings
+    return {}

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import nats
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from jetcapture_py import watermark
 from spark_jobs.query import main, table
 from tests.spark.conftest import HOUR, Archive
+from tests.support.nats_server import NatsServer
+from tests.support.running import settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,12 +75,6 @@ def test_parquet_goes_to_a_directory_and_never_over_another(
     assert "already exists" in capsys.readouterr().err
 
 
-def test_parquet_without_an_output_is_a_usage_error(orders: Archive) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main([orders.url, "ORDERS", SUMS, "--format", "parquet"])
-    assert raised.value.code == 2
-
-
 def test_a_file_appears_only_when_the_query_succeeded(orders: Archive, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
     assert main([orders.url, "ORDERS", SUMS, "--format", "csv", "--output", str(good)]) == 0
@@ -92,6 +94,100 @@ def test_range_and_keys_narrow_the_archive(orders: Archive, capsys: pytest.Captu
     ):
         assert main([orders.url, "ORDERS", count, *arguments]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def mark(archive: Archive, seconds: float) -> None:
+    """Write a watermark `seconds` after HOUR."""
+    known = watermark.Watermark(
+        stream="ORDERS", consumer="archive", created="", seq=2, time=datetime.fromtimestamp(HOUR + seconds, UTC)
+    )
+    path = archive.root / watermark.path("ORDERS")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(known.encode())
+
+
+def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    orders.write([5], quarantine=True, stage=["decode"], error=["truncated"])
+    mark(orders, 2e-6)  # the time of message 2
+    for sql, arguments, expected in (
+        ("SELECT max(_nats_seq) AS n FROM archive", [], "2"),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-01T12:00:00.000002"], "1"),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-02"], "2"),
+        ("SELECT count(*) AS n FROM quarantine", [], "0"),
+    ):
+        assert main([orders.url, "ORDERS", sql, "--complete-only", *arguments]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
+    assert "has no watermark of stream ORDERS" in capsys.readouterr().err
+
+
+def test_the_captures_configuration_says_where_the_archive_is(
+    orders: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", orders.url)))
+    assert main(["--config", str(path), SUMS, "--format", "csv", "--key", "us"]) == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+    assert main([SUMS, "--format", "csv", "--key", "us", f"--config={path}"]) == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+
+
+def published(server: NatsServer) -> list[tuple[str, object]]:
+    async def read() -> list[tuple[str, object]]:
+        nc = await nats.connect(server.url)
+        js = nc.jetstream()
+        count = (await js.stream_info("SUMS")).state.messages
+        found = [await js.get_msg("SUMS", seq + 1) for seq in range(count)]
+        await nc.close()
+        return [(message.subject or "", json.loads(message.data or b"")) for message in found]
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("from_configuration", [False, True])
+def test_rows_go_straight_to_nats(
+    orders: Archive,
+    nats_server: Callable[..., NatsServer],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    from_configuration: bool,
+) -> None:
+    server = nats_server()
+
+    async def create() -> None:
+        nc = await nats.connect(server.url)
+        await nc.jetstream().add_stream(name="SUMS", subjects=["sums.>"])
+        await nc.close()
+
+    asyncio.run(create())
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, orders.url)))
+    sql = "SELECT key, sum(amount) AS total FROM archive WHERE key IS NOT NULL GROUP BY key ORDER BY key"
+    where = ["--config", str(path)] if from_configuration else [orders.url, "ORDERS", "--servers", server.url]
+    assert main([*where, sql, "--to-nats", "sums.{key}"]) == 0
+    assert capsys.readouterr().out.startswith("published 2 messages")
+    assert sorted(published(server), key=str) == [
+        ("sums.eu", {"key": "eu", "total": 4.0}),
+        ("sums.us", {"key": "us", "total": 10.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--format", "parquet"],
+        ["--to-nats", "sums"],
+        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--format", "csv"],
+        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--output", "sums.txt"],
+    ],
+)
+def test_arguments_that_do_not_go_together_are_a_usage_error(orders: Archive, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([orders.url, "ORDERS", SUMS, *arguments])
+    assert raised.value.code == 2
 
 
 def test_the_quarantine_is_a_view_even_when_it_is_empty(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +224,19 @@ def test_a_missing_archive_is_one_line_and_exit_code_1(archive: Archive, capsys:
 
 def test_a_table_shows_line_breaks_and_nulls() -> None:
     assert list(table(["a", "b"], [("x\ny", None)])) == ["a     b", "----  ----", "x\\ny  NULL"]
+
+
+def test_a_table_of_any_length_is_shown_while_it_is_read() -> None:
+    def rows() -> Iterator[list[str]]:
+        for number in range(5000):
+            read.append(number)
+            yield [str(number), "x"]
+
+    read: list[int] = []
+    lines = table(["n", "x"], rows())
+    assert [next(lines), next(lines), next(lines)] == ["n    x", "---  -", "0    x"]
+    assert len(read) < 5000
+    assert list(lines)[-1] == "4999  x"
 
 
 def test_drifted_columns_can_be_queried(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
