@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -159,16 +159,16 @@ def split_overlapping(names: Iterable[ObjectName]) -> tuple[list[ObjectName], li
     """
     alone: list[ObjectName] = []
     shared: list[ObjectName] = []
-    for cluster in _clusters(sorted(names, key=lambda n: (repr(n.group), n.first_seq, n.last_seq))):
+    for cluster in clusters(names):
         (alone if len(cluster) == 1 else shared).extend(cluster)
     return alone, shared
 
 
-def _clusters(names: Sequence[ObjectName]) -> Iterator[list[ObjectName]]:
-    """Runs of names, sorted by group and first sequence, whose ranges touch."""
+def clusters(names: Iterable[ObjectName]) -> Iterator[list[ObjectName]]:
+    """Objects of one group whose sequence ranges overlap, each of them with the next; an object alone is a cluster."""
     cluster: list[ObjectName] = []
     end = -1
-    for name in names:
+    for name in sorted(names, key=lambda n: (repr(n.group), n.first_seq, n.last_seq)):
         if cluster and (name.group != cluster[0].group or name.first_seq > end):
             yield cluster
             cluster, end = [], -1

@@ -1,7 +1,8 @@
 """Reads an archive in Spark: every message once, as one table, at the speed of native Parquet.
 
 The names of the objects say which of them can share a message (see `layout`). Objects that cannot are read as they
-are; only the others go through `dropDuplicates`. Objects whose columns differ in type still make one table.
+are; of the others, what each has first is found out (see `overlaps`), or they go through `dropDuplicates`. Objects
+whose columns differ in type still make one table.
 """
 
 from __future__ import annotations
@@ -9,16 +10,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from typing import Any, Literal
 
-import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
@@ -27,19 +23,16 @@ from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
 from spark_jobs.columns import Table, quoted
+from spark_jobs.objects import Archive, Listing, VanishedError
+from spark_jobs.overlaps import Range, resolve
 
 Dedupe = Literal["auto", "full", "none"]
 
 LONGEST_INTERVAL = timedelta(days=1)
 """A name gives the bucket's start only; an object that starts up to this much before `start` may reach into it."""
 
-_HADOOP_SCHEMES = {"s3": "s3a", "az": "abfs", "gcs": "gs"}
-_FOOTER_THREADS = 32
-_QUARANTINE = (
-    f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
-    f"{layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, {layout.PAYLOAD} binary, "
-    f"{layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, date string, hour string"
-)
+_ATTEMPTS = 3
+_FILE = "_nats_file"
 
 
 def read_archive(
@@ -72,15 +65,15 @@ def read_archive(
     for name, moment in (("start", start), ("end", end)):
         if moment is not None and moment.tzinfo is None:
             raise JetcaptureError(f"{name}={moment.isoformat()} has no time zone")
-    archive = _Archive.open(spark, url, stream, quarantine, options or {})
-    names = archive.objects(keys)
-    chosen = [name for name in names if _may_hold(name, start, end)]
-    if chosen:
-        frame = _read(archive, chosen, columns, dedupe)
-    elif known := names or archive.objects(None):  # no rows, with the columns that the stream's last object has
-        frame = _read(archive, [max(known, key=lambda name: name.bucket)], columns, "none").where(sf.expr("false"))
-    else:
-        frame = archive.nothing()
+    archive = Archive.open(spark, url, stream, quarantine, options or {})
+    wanted = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
+    for attempt in range(_ATTEMPTS):
+        try:
+            frame = _plan(archive, start, end, wanted, columns, dedupe)
+            break
+        except VanishedError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
     if start is not None:
         frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(start))
     if end is not None:
@@ -96,6 +89,27 @@ def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = 
     return frame
 
 
+def _plan(
+    archive: Archive,
+    start: datetime | None,
+    end: datetime | None,
+    keys: Iterable[str | None] | None,
+    columns: Sequence[str] | None,
+    dedupe: Dedupe,
+) -> DataFrame:
+    """The objects that may hold what is wanted, as they are now. Raises VanishedError when that has just changed."""
+    listing = archive.listing(keys)
+    chosen = [name for name in listing.objects if _may_hold(name, start, end)]
+    if chosen:
+        return _read(archive, listing, chosen, columns, dedupe)
+    if not listing.objects:
+        listing = archive.listing()
+    if not listing.objects:
+        return archive.nothing()
+    last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
+    return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
+
+
 def _may_hold(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
     if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
         return False
@@ -108,136 +122,73 @@ def _column(frame: DataFrame, name: str) -> Column:
     return sf.col(quoted(name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Archive:
-    """One stream's objects: listed through fsspec, read by Spark under `prefix`."""
-
-    spark: SparkSession
-    fs: Any
-    root: str
-    prefix: str
-    url: str
-    stream: str
-    quarantine: bool
-
-    @classmethod
-    def open(cls, spark: SparkSession, url: str, stream: str, quarantine: bool, options: Mapping[str, Any]) -> _Archive:
-        shown = re.sub(r"//[^/@]*@", "//", url)
-        try:
-            fs, root = fsspec.url_to_fs(url, **options)
-        except (ValueError, ImportError) as error:
-            raise JetcaptureError(f"cannot open {shown}: {error}") from error
-        scheme = "file" if isinstance(fs, LocalFileSystem) else url.partition("://")[0]
-        return cls(
-            spark=spark,
-            fs=fs,
-            root=str(root).rstrip("/"),
-            prefix=f"{_hadoop_scheme(spark, scheme)}://",
-            url=shown,
-            stream=stream,
-            quarantine=quarantine,
-        )
-
-    @property
-    def directory(self) -> str:
-        return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
-
-    def objects(self, keys: Iterable[str | None] | None) -> list[ObjectName]:
-        """The stream's objects, of these keys if any are named."""
-        directories = [self.directory]
-        if keys is not None:
-            if self.quarantine:
-                raise JetcaptureError("the quarantine is not divided by key")
-            wanted = [keys] if isinstance(keys, str) else keys
-            directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(wanted)]
-        cut = len(self.root) + 1
-        found = (path[cut:] for directory in directories for path in self._find(directory))
-        return [name for name in map(layout.parse_path, found) if name is not None]
-
-    def _find(self, directory: str) -> list[str]:
-        try:
-            paths: list[str] = self.fs.find(f"{self.root}/{directory}")
-        except FileNotFoundError:
-            return []
-        except Exception as error:  # each fsspec backend has errors of its own
-            raise JetcaptureError(f"cannot list {self.url}: {error}") from error
-        return paths
-
-    def nothing(self) -> DataFrame:
-        """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""
-        try:
-            entries = [str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False)]
-        except Exception:  # it would only add to a message that says what is wrong already
-            entries = []
-        if self.quarantine and self.stream in entries:
-            return self.spark.createDataFrame([], _QUARANTINE)
-        streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-        known = f"; there are: {streams}" if streams else ""
-        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")
-
-    def frame(self, names: Iterable[ObjectName], schema: st.StructType) -> DataFrame:
-        """What Spark reads natively. An explicit schema keeps partition values strings; no path is a pattern."""
-        paths = [f"{self.prefix}{self.root}/{name.path}" for name in names]
-        reader = self.spark.read.schema(schema).option("__globPaths__", "false")
-        return reader.option("basePath", f"{self.prefix}{self.root}/{self.directory}").parquet(*paths)
-
-    def footers(self, names: Sequence[ObjectName]) -> list[pa.Schema]:
-        """Each object's schema, from its footer."""
-
-        def footer(name: ObjectName) -> pa.Schema:
-            try:
-                return pq.read_schema(f"{self.root}/{name.path}", filesystem=self.fs).remove_metadata()
-            except (OSError, pa.ArrowException) as error:
-                raise JetcaptureError(f"cannot read {self.url}/{name.path}: {error}") from error
-
-        with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
-            return list(threads.map(footer, names))
-
-
-def _hadoop_scheme(spark: SparkSession, scheme: str) -> str:
-    """The name by which Spark has a file system for `scheme`; raises when it has none."""
-    hadoop: Any = spark._jvm
-    configuration: Any = spark._jsc
-    for candidate in dict.fromkeys((scheme, _HADOOP_SCHEMES.get(scheme, scheme))):
-        try:
-            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(candidate, configuration.hadoopConfiguration())
-        except Exception:  # noqa: S112 - py4j wraps whatever the class loader threw; it has no such file system
-            continue
-        return candidate
-    raise JetcaptureError(f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path")
-
-
-def _read(archive: _Archive, names: Sequence[ObjectName], columns: Sequence[str] | None, dedupe: Dedupe) -> DataFrame:
+def _read(
+    archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Sequence[str] | None, dedupe: Dedupe
+) -> DataFrame:
     """The objects as one table, deduplicated."""
     if dedupe == "auto":
-        alone, shared = layout.split_overlapping(names)
+        whole, shared = layout.split_overlapping(names)
     else:
-        alone, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
+        whole, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
     sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
     table = Table(archive.footers(names), archive.quarantine, columns, sensitive)
-    schema_of = dict(zip(names, table.schemas, strict=True))
-    parts = []
-    if alone:
-        parts.append(_union(archive, table, alone, schema_of))
+    parts: dict[ObjectName, list[Range]] = {}
+    if dedupe == "auto" and shared and not table.several_rows:
+        resolved = resolve(shared, archive.identities)
+        if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
+            whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
+    reader = _Reader(archive, listing, table, dict(zip(names, table.schemas, strict=True)))
+    frames = []
+    if whole:
+        frames.append(reader.union(whole))
+    if parts:
+        frames.append(reader.union(list(parts), parts))
     if shared:
-        frame = _union(archive, table, shared, schema_of)
+        frame = reader.union(shared)
         identity = [*layout.IDENTITY, *(name for name in (layout.ROW,) if name in frame.columns)]
         if dedupe == "auto":  # copies share key and bucket, and a filter on these can then pass the deduplication
             identity += table.partitions
-        parts.append(frame.dropDuplicates(identity))
-    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts)
+        frames.append(frame.dropDuplicates(identity))
+    return _together(frames)
 
 
-def _union(
-    archive: _Archive, table: Table, names: Sequence[ObjectName], schema_of: Mapping[ObjectName, int]
-) -> DataFrame:
-    """The objects as one table with the columns of `table`: one native read for objects of the same types."""
-    alike: dict[tuple[st.DataType | None, ...], list[ObjectName]] = defaultdict(list)
-    for name in names:
-        alike[table.drift(schema_of[name])].append(name)
-    frames = []
-    for group in alike.values():
-        schema = schema_of[group[0]]
-        frame = archive.frame(group, table.read_schema(schema))
-        frames.append(frame.select(*table.select(schema)))
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads objects as one table."""
+
+    archive: Archive
+    listing: Listing
+    table: Table
+    schema_of: Mapping[ObjectName, int]
+
+    def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
+        """The objects with the columns of `table`, or these parts of them; one native read for objects of the same
+        types."""
+        alike: dict[tuple[st.DataType | None, ...], list[ObjectName]] = defaultdict(list)
+        for name in names:
+            alike[self.table.drift(self.schema_of[name])].append(name)
+        frames = []
+        for group in alike.values():
+            schema = self.schema_of[group[0]]
+            frame = self.archive.frame(group, self.listing.files, self.table.read_schema(schema))
+            if parts is not None:
+                frame = _within(frame, {name: parts[name] for name in group})
+            frames.append(frame.select(*self.table.select(schema)))
+        return _together(frames)
+
+
+def _together(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+
+def _within(frame: DataFrame, parts: Mapping[ObjectName, list[Range]]) -> DataFrame:
+    """The rows of `frame` that are of the part of their object that is to be read. As SQL, which is one call to Spark
+    where columns would be hundreds; the names of objects have no character that means anything in it."""
+    inside = [
+        f"{_FILE} = '{name.path.rpartition('/')[2]}' AND ("
+        + " OR ".join(f"{layout.SEQ} BETWEEN {first} AND {last}" for first, last in ranges)
+        + ")"
+        for name, ranges in parts.items()
+    ]
+    located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
+    return located.where(" OR ".join(f"({each})" for each in inside))

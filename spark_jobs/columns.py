@@ -65,6 +65,11 @@ class Table:
             stored[folded] = field.name, _spark_type(field.name, field.type)
         return stored
 
+    @property
+    def several_rows(self) -> bool:
+        """Whether a message may have several rows."""
+        return layout.ROW in self._target
+
     def drift(self, schema: int) -> tuple[st.DataType | None, ...]:
         """Objects for which this is equal can be read at once."""
         stored = self._stored[schema]

@@ -14,10 +14,14 @@ from hypothesis import strategies as some
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.layout import ObjectName
+from spark_jobs import objects
 from spark_jobs.archive import Dedupe, archive_view, read_archive
 from tests.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -139,13 +143,35 @@ class TestDuplicates:
         for dedupe in MODES:
             assert seqs(read_archive(spark, archive.url, "ORDERS", dedupe=dedupe)) == [1, 1, 2, 2]
 
-    def test_disjoint_objects_are_read_without_a_shuffle(self, spark: SparkSession, archive: Archive) -> None:
+    def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_them(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
         archive.write([1, 2])
-        archive.write([3, 4])
+        archive.write([4, 5])
         archive.write([1, 2], "b")
         assert "Exchange" not in plan(read_archive(spark, archive.url, "ORDERS"))
-        archive.write([2, 3])
-        assert "Exchange" in plan(read_archive(spark, archive.url, "ORDERS"))
+        archive.write([2, 3, 4])
+        assert "Exchange" not in plan(read_archive(spark, archive.url, "ORDERS"))
+        archive.write([2], timestamps=[HOUR * 1_000_000 + 500])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert "Exchange" in plan(frame)
+        assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
+
+    def test_copies_that_alternate_are_told_apart(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write(range(1, 200, 2))
+        archive.write(range(1, 200))
+        archive.write(range(2, 300, 2), "b")
+        archive.write(range(3, 300, 3), "b")
+        expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
+
+    def test_objects_of_one_name_under_two_keys_are_both_read(self, spark: SparkSession, archive: Archive) -> None:
+        for key in "ab":
+            archive.write([1, 2, 3], key)
+            archive.write([3, 4], key)
+        archive.write([9], "b")
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 1, 2, 2, 3, 3, 4, 4, 9]
+        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["b"])) == [1, 2, 3, 4, 9]
 
     def test_a_filter_on_the_key_reaches_the_objects_through_the_deduplication(
         self, spark: SparkSession, archive: Archive
@@ -354,6 +380,37 @@ class TestArchive:
         (archive.root / name.path).write_bytes(b"half an object")
         with pytest.raises(JetcaptureError, match=name.digest):
             read_archive(spark, archive.url, "ORDERS")
+
+    def test_an_object_that_appears_while_it_is_planned_is_not_read_by_half(
+        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        archive.write([1, 2])
+        footers = objects.Archive.footers
+
+        def late(self: objects.Archive, names: Sequence[ObjectName]) -> list[pa.Schema]:
+            archive.write([2, 3])
+            return footers(self, names)
+
+        monkeypatch.setattr(objects.Archive, "footers", late)
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
+        monkeypatch.undo()
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
+
+    def test_objects_that_are_replaced_while_they_are_planned_are_listed_again(
+        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sources = [archive.write([1, 2]), archive.write([3])]
+        footers = objects.Archive.footers
+
+        def compacted(self: objects.Archive, names: Sequence[ObjectName]) -> list[pa.Schema]:
+            if names == sources:
+                archive.write([1, 2, 3])
+                for source in sources:
+                    (archive.root / source.path).unlink()
+            return footers(self, names)
+
+        monkeypatch.setattr(objects.Archive, "footers", compacted)
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
 
     def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1, 2], stream="MY-ORDERS", amount=[1, 2])

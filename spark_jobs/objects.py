@@ -1,0 +1,230 @@
+"""One stream's objects: found through fsspec, their footers read here, their rows by Spark, natively."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from jetcapture_py import layout
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.layout import ObjectName
+from spark_jobs.overlaps import Identities
+
+_HADOOP_SCHEMES = {"s3": "s3a", "az": "abfs", "gcs": "gs"}
+_THREADS = 32
+_LIST_IN_DRIVER = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_QUARANTINE = (
+    f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
+    f"{layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, {layout.PAYLOAD} binary, "
+    f"{layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, date string, hour string"
+)
+
+T = TypeVar("T")
+
+
+class VanishedError(JetcaptureError):
+    """An object that was listed is gone: a compaction has replaced it. List again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The objects that were found, and every visible file, ours or not, by path relative to the archive's root."""
+
+    objects: list[ObjectName]
+    files: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Where one stream's archive, or its quarantine, lies: `root` for fsspec, `prefix` and `root` for Spark."""
+
+    spark: SparkSession
+    fs: Any
+    root: str
+    prefix: str
+    url: str
+    stream: str
+    quarantine: bool
+
+    @classmethod
+    def open(cls, spark: SparkSession, url: str, stream: str, quarantine: bool, options: Mapping[str, Any]) -> Archive:
+        """Find the file system for `url`; `options` are handed to fsspec. Raises JetcaptureError."""
+        shown = re.sub(r"//[^/@]*@", "//", url)
+        try:
+            fs, root = fsspec.url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:
+            raise JetcaptureError(f"cannot open {shown}: {error}") from error
+        scheme = "file" if isinstance(fs, LocalFileSystem) else url.partition("://")[0]
+        return cls(
+            spark=spark,
+            fs=fs,
+            root=str(root).rstrip("/"),
+            prefix=f"{_hadoop_scheme(spark, scheme)}://",
+            url=shown,
+            stream=stream,
+            quarantine=quarantine,
+        )
+
+    @property
+    def directory(self) -> str:
+        """Where the objects are, relative to the archive's root."""
+        return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
+
+    @property
+    def local(self) -> bool:
+        """Whether it lies in a directory of this machine."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    def listing(self, keys: Iterable[str | None] | None = None) -> Listing:
+        """The stream's objects, of these keys if any are named."""
+        directories = [self.directory]
+        if keys is not None:
+            if self.quarantine:
+                raise JetcaptureError("the quarantine is not divided by key")
+            directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(keys)]
+        cut = len(self.root) + 1
+        found = [path[cut:] for directory in directories for path in self._find(directory)]
+        visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
+        return Listing(
+            objects=[name for name in map(layout.parse_path, visible) if name is not None],
+            files=visible,
+        )
+
+    def _find(self, directory: str) -> list[str]:
+        self.fs.invalidate_cache()  # the daemon and compaction go on writing
+        try:
+            paths: list[str] = self.fs.find(f"{self.root}/{directory}")
+        except FileNotFoundError:
+            return []
+        except Exception as error:  # each fsspec backend has errors of its own
+            raise JetcaptureError(f"cannot list {self.url}: {error}") from error
+        return paths
+
+    def nothing(self) -> DataFrame:
+        """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""
+        try:
+            entries = [str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False)]
+        except Exception:  # it would only add to a message that says what is wrong already
+            entries = []
+        if self.quarantine and self.stream in entries:
+            return self.spark.createDataFrame([], _QUARANTINE)
+        streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
+        known = f"; there are: {streams}" if streams else ""
+        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")
+
+    def frame(self, names: Sequence[ObjectName], files: Iterable[str], schema: st.StructType) -> DataFrame:
+        """Exactly these objects, of all `files` that were listed, read natively by Spark.
+
+        Spark lists what it is given, at some cost for each path, so it is given directories where everything in them
+        is wanted, and is then asked what it found. An explicit schema keeps partition values strings.
+        """
+        wanted = [name.path for name in names]
+        with self._listing_in_driver():
+            frame = self._read(cover(wanted, files), schema)
+            if Counter(_base_names(frame)) != Counter(path.rpartition("/")[2] for path in wanted):
+                frame = self._read(wanted, schema)
+        return frame
+
+    def _read(self, paths: Iterable[str], schema: st.StructType) -> DataFrame:
+        reader = self.spark.read.schema(schema).option("__globPaths__", "false")
+        reader = reader.option("basePath", f"{self.prefix}{self.root}/{self.directory}")
+        return reader.parquet(*(f"{self.prefix}{self.root}/{path}" for path in paths))
+
+    @contextmanager
+    def _listing_in_driver(self) -> Iterator[None]:
+        """Spark would start a task for every path, which for a local one takes longer than looking."""
+        if not self.local:
+            yield
+            return
+        before = str(self.spark.conf.get(_LIST_IN_DRIVER))
+        self.spark.conf.set(_LIST_IN_DRIVER, str(1 << 30))
+        try:
+            yield
+        finally:
+            self.spark.conf.set(_LIST_IN_DRIVER, before)
+
+    def footers(self, names: Sequence[ObjectName]) -> list[pa.Schema]:
+        """Each object's schema, from its footer."""
+        return self._each(names, lambda path, fs: pq.read_schema(path, filesystem=fs).remove_metadata())
+
+    def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
+        """Each object's sequences and timestamps."""
+
+        def read(path: str, fs: Any) -> Identities:
+            with pq.ParquetFile(path, filesystem=fs) as file:
+                table = file.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+            return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+
+        return self._each(names, read)
+
+    def _each(self, names: Sequence[ObjectName], read: Callable[[str, Any], T]) -> list[T]:
+        fs = pa.fs.LocalFileSystem() if self.local else self.fs
+
+        def one(name: ObjectName) -> T:
+            try:
+                return read(f"{self.root}/{name.path}", fs)
+            except FileNotFoundError as error:
+                raise VanishedError(f"{self.url}/{name.path} is gone") from error
+            except (OSError, pa.ArrowException) as error:
+                raise JetcaptureError(f"cannot read {self.url}/{name.path}: {error}") from error
+
+        if self.local:  # a footer is read faster than it is handed to a thread
+            return [one(name) for name in names]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(one, names))
+
+
+def cover(wanted: Sequence[str], files: Iterable[str]) -> list[str]:
+    """The fewest paths that hold the wanted files and no other: directories where all is wanted, files elsewhere."""
+    counts: Counter[str] = Counter()
+    ours: Counter[str] = Counter()
+    for counter, paths in ((counts, files), (ours, wanted)):
+        for path in paths:
+            directory = path.rpartition("/")[0]
+            while directory:
+                counter[directory] += 1
+                directory = directory.rpartition("/")[0]
+    chosen: dict[str, None] = {}
+    for path in wanted:
+        best, directory = path, path.rpartition("/")[0]
+        while directory and counts[directory] == ours[directory]:
+            best, directory = directory, directory.rpartition("/")[0]
+        chosen[best] = None
+    return list(chosen)
+
+
+def _base_names(frame: DataFrame) -> list[str]:
+    """Names of the files that `frame` reads. The archive's are not changed by the escaping of a URL."""
+    plan = getattr(frame, "_jdf", None)
+    if plan is None:
+        paths = frame.inputFiles()
+    else:  # one call to the JVM, where fetching an array takes one for each element
+        jvm: Any = frame.sparkSession._jvm
+        paths = jvm.org.apache.hadoop.util.StringUtils.join("\n", plan.inputFiles()).split("\n")
+    return [path.rpartition("/")[2] for path in paths]
+
+
+def _hadoop_scheme(spark: SparkSession, scheme: str) -> str:
+    """The name by which Spark has a file system for `scheme`; raises when it has none."""
+    hadoop: Any = spark._jvm
+    configuration: Any = spark._jsc
+    for candidate in dict.fromkeys((scheme, _HADOOP_SCHEMES.get(scheme, scheme))):
+        try:
+            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(candidate, configuration.hadoopConfiguration())
+        except Exception:  # noqa: S112 - py4j wraps whatever the class loader threw; it has no such file system
+            continue
+        return candidate
+    raise JetcaptureError(f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path")
