@@ -73,14 +73,16 @@ def _ignore(subject: bytes, headers: bytes) -> None:
 class Inbox:
     """What one subscription received and nobody took yet.
 
-    `on_status(subject, header_block)` is called at once for frames without a reply subject: the server's statuses.
+    `on_data()` is called when a run of messages has been added. `on_status(subject, header_block)` is called at once
+    for frames without a reply subject, the server's statuses; with `statuses=False` these are messages, too.
     `total` and `total_bytes` count everything ever received.
     """
 
-    __slots__ = ("on_data", "on_status", "rows", "total", "total_bytes")
+    __slots__ = ("on_data", "on_status", "rows", "statuses", "total", "total_bytes")
 
-    def __init__(self, on_data: Callable[[], None]) -> None:
+    def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
         self.on_data = on_data
+        self.statuses = statuses
         self.on_status: Callable[[bytes, bytes], None] = _ignore
         self.rows = Received()
         self.total = self.total_bytes = 0
@@ -105,7 +107,7 @@ class Inbox:
 
     def accept(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
         """Take one message, or one status, from the stock parser."""
-        if not reply:
+        if not reply and self.statuses:
             self.on_status(subject, headers or b"")
             return
         rows = self.rows
@@ -130,6 +132,10 @@ class Connection(Client):
     def register(self, sid: int, inbox: Inbox) -> None:
         """From now on, messages of subscription `sid` go to `inbox`."""
         self.inboxes[sid] = inbox
+
+    def forget(self, sid: int) -> None:
+        """No more messages of subscription `sid` are expected."""
+        self.inboxes.pop(sid, None)
 
     def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
         """Call these from now on; what befell the first attempts to connect was the caller's own to see."""
@@ -251,6 +257,11 @@ class FrameParser(Parser):
                     headers_size = int(args[4])
                     stop = start + int(args[5])
                     ours = columns.get(args[2]) or self._columns(args[2], columns)
+                elif self._bare(args):
+                    headers_size = int(args[3]) if len(args) == 5 else 0
+                    stop = start + int(args[-1])
+                    args.insert(3, b"")
+                    ours = columns.get(args[2]) or self._columns(args[2], columns)
             except ValueError:
                 ours = None
             if ours is None or not 0 <= headers_size <= stop - start:
@@ -273,6 +284,13 @@ class FrameParser(Parser):
         for _, _, _, _, inbox, before in columns.values():
             inbox.count_from(before)
         return position, frame
+
+    def _bare(self, args: list[bytes]) -> bool:
+        """Whether this is a message without a reply subject, of a subscription to which that is no status."""
+        if len(args) != (4 if args[0] == b"MSG" else 5) or args[0] not in (b"MSG", b"HMSG"):
+            return False
+        inbox = self.nc.inboxes.get(int(args[2]))
+        return inbox is not None and not inbox.statuses
 
     def _columns(self, sid: bytes, known: dict[bytes, _Columns]) -> _Columns | None:
         """How to append to the inbox of `sid`, and how many rows it had; None when the subscription is not ours."""

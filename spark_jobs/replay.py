@@ -34,7 +34,8 @@ from pyspark.sql import types as st
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.publish import MESSAGE_ID, Publisher, check_subject
+from jetcapture_py.publish import Publisher
+from jetcapture_py.publish_frames import MESSAGE_ID, check_subject
 from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.query import query
 

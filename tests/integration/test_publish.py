@@ -15,7 +15,8 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from jetcapture_py.errors import SourceError
-from jetcapture_py.publish import Publisher, check_subject, header_block
+from jetcapture_py.publish import Publisher
+from jetcapture_py.publish_frames import check_subject, header_block
 from tests.support.nats_server import NatsServer
 
 Start = Callable[..., NatsServer]
@@ -159,15 +160,40 @@ def test_messages_with_ids_survive_a_crash_of_the_server_once_each(nats_server: 
 
 
 def test_a_lost_acknowledgement_without_a_message_id_is_an_error(nats_server: Start) -> None:
+    async def body(nc: Client, js: JetStreamContext) -> None:
+        await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
+        with pytest.raises(SourceError, match=r"2 messages were not acknowledged within 0\.2 s; 1 have no Nats-Msg-Id"):
+            async with Publisher(nc, ack_timeout=0.2) as publisher:
+                await publisher.publish("silent.a", b"1")
+                await publisher.publish("silent.a", b"2", [("Nats-Msg-Id", "2")])
+
+    with_stream(nats_server(), body)
+
+
+def test_a_stream_that_never_acknowledges_is_given_up(nats_server: Start) -> None:
+    async def body(nc: Client, js: JetStreamContext) -> None:
+        await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
+        with pytest.raises(SourceError, match=r"1 messages were not acknowledged within [01] s"):
+            async with Publisher(nc, ack_timeout=0.1, patience=0.5) as publisher:
+                await publisher.publish("silent.a", b"1", [("Nats-Msg-Id", "1")])
+        assert (await js.stream_info("SILENT")).state.messages == 1
+
+    with_stream(nats_server(), body)
+
+
+def test_a_crash_of_the_server_is_an_error_for_messages_without_ids(nats_server: Start) -> None:
     server = nats_server()
 
     async def body(nc: Client, js: JetStreamContext) -> None:
-        publisher = Publisher(nc, ack_timeout=0.2)
-        with pytest.raises(SourceError, match=r"2 messages were not acknowledged within 0\.2 s; 1 have no Nats-Msg-Id"):
-            async with publisher:
+        await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
+        with pytest.raises(
+            SourceError, match="1 messages were not acknowledged before the connection broke; 1 have no"
+        ):
+            async with Publisher(nc) as publisher:
+                await publisher.publish("silent.a", b"1")
+                await publisher._write()
                 await asyncio.to_thread(server.kill)
-                await publisher.publish("s.a", b"1")
-                await publisher.publish("s.a", b"2", [("Nats-Msg-Id", "2")])
+                await asyncio.to_thread(server.start)
 
     with_stream(server, body)
 

@@ -1,0 +1,202 @@
+"""Messages as the bytes that NATS's protocol wants: checked, and, where there are many, built as columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.errors import SourceError
+
+MESSAGE_ID = "Nats-Msg-Id"
+MAX_SUBJECT_BYTES = 3840
+"""Longest subject: a server ends the connection over a command line of more than 4096 bytes."""
+Headers = Sequence[tuple[str, str]]
+
+_VERSION = "NATS/1.0\r\n"
+_SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
+_PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
+_HEADER_NAME = re.compile(r"[!-9;-~]+")
+_HEADER_VALUE = re.compile(r"[^\r\n\x00]*")
+_STORED_NAME = re.compile(r"(?:(?!\r\n)[^:])+")
+_BREAKS, _STORED_BREAKS = r"[\r\n\x00]", r"\r\n"
+
+
+def check_subject(subject: str) -> None:
+    """Raise SourceError unless one message can be published to `subject` and means just that.
+
+    Wildcards, empty tokens and white space are refused, and so are the server's own `$JS.` and `$SYS.`: a subject may
+    be made of data, and data must not be able to name an API call.
+    """
+    if not _SUBJECT.fullmatch(subject):
+        raise SourceError(f"invalid subject {subject!r}: tokens are separated by single dots and hold no white space")
+    if not {"*", ">"}.isdisjoint(subject.split(".")):
+        raise SourceError(f"invalid subject {subject!r}: a message cannot be published to a wildcard")
+    if subject.startswith(("$JS.", "$SYS.")):
+        raise SourceError(f"invalid subject {subject!r}: it belongs to the server")
+    if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
+        raise SourceError(f"invalid subject {subject[:40]!r}…: {size} bytes are more than the protocol has room for")
+
+
+def unusual_subjects(subjects: pa.Array) -> list[str]:
+    """The distinct subjects that `check_subject` has to look at; the others are plain words and short."""
+    plain = pc.and_(
+        pc.match_substring_regex(subjects, _PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
+    )
+    found: list[str] = pc.unique(subjects.filter(pc.invert(plain))).to_pylist()
+    return found
+
+
+def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
+    """The headers as the protocol wants them, in order, repeated names included."""
+    lines = [_VERSION]
+    for name, value in headers:
+        _check_name(name, _HEADER_NAME)
+        if not _HEADER_VALUE.fullmatch(value):
+            raise SourceError(f"invalid value of header {name}: it holds a line break or a NUL")
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode()
+
+
+def _check_name(name: str, allowed: re.Pattern[str]) -> None:
+    if not allowed.fullmatch(name):
+        raise SourceError(f"invalid header name {name!r}: printable ASCII without spaces and colons is allowed")
+
+
+def header_blocks(
+    headers: pa.MapArray | None, extra: Mapping[str, pa.Array], rows: int, *, stored: bool = False
+) -> pa.BinaryArray | None:
+    """The header block of every row, "" for a row without headers; None when no row has any.
+
+    `headers` is map<string, list<string>>; null lists and values in it are left out. `extra` gives every row one more
+    header by that name, behind the others and in place of any of that name; none where it is null.
+
+    `stored` allows what NATS has taken before, though one should not write it: anything but a line end, and a colon in
+    a name. Raises SourceError for what is not allowed.
+    """
+    parts = []
+    has: Any = None
+    for name, values in extra.items():
+        _check_name(name, _HEADER_NAME)
+        _check_values(values, _BREAKS, lambda _, name=name: name)  # type: ignore[misc]
+        parts.append(_lines(_text(name), values))
+        has = values.is_valid() if has is None else pc.or_(has, values.is_valid())
+    if headers is not None and headers.null_count < rows:
+        has = headers.is_valid() if has is None else pc.or_(has, headers.is_valid())
+        if any(name in extra for name in distinct_names(headers)):
+            headers = without(headers, extra.__contains__)
+        parts.insert(0, _map_lines(headers, stored))
+    if has is None or not pc.any(has).as_py():
+        return None
+    body = pc.binary_join_element_wise(_text(_VERSION), *parts, _text("\r\n"), _text(""))
+    return pc.if_else(has, body, _text(""))
+
+
+def _text(text: str) -> pa.Scalar:
+    return pa.scalar(text.encode(), pa.binary())
+
+
+def _lines(names: pa.Array | pa.Scalar, values: pa.Array) -> pa.BinaryArray:
+    """`name: value` and a line end; "" where the value is null."""
+    lines = pc.binary_join_element_wise(names, _text(": "), values.cast(pa.binary()), _text("\r\n"), _text(""))
+    return pc.fill_null(lines, _text("")) if values.null_count else lines
+
+
+def _check_values(values: pa.Array, breaks: str, name: Callable[[int], str]) -> None:
+    # as binary: text from elsewhere may be no UTF-8 at all, and is none of our business here
+    broken = pc.fill_null(pc.match_substring_regex(values.cast(pa.binary()), breaks), False)  # noqa: FBT003
+    if pc.any(broken).as_py():
+        raise SourceError(
+            f"invalid value of header {name(pc.index(broken, True).as_py())}: it holds a line break or a NUL"
+        )
+
+
+def _map_lines(headers: pa.MapArray, stored: bool) -> pa.BinaryArray:
+    """The lines of every row's headers, joined."""
+    rows, names, lists = _entries(headers)
+    for name in pc.unique(names).to_pylist():
+        _check_name(name, _STORED_NAME if stored else _HEADER_NAME)
+    values = pc.list_flatten(lists)
+    entries = pc.list_parent_indices(lists)
+    if values.null_count:
+        values, entries = values.drop_null(), entries.filter(values.is_valid())
+    _check_values(values, _STORED_BREAKS if stored else _BREAKS, lambda at: names[entries[at].as_py()].as_py())
+    lines = _lines(names.take(entries).cast(pa.binary()), values)
+    ends = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum(np.bincount(rows[entries.to_numpy()], minlength=len(headers)), out=ends[1:])
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(ends), lines), _text(""))
+
+
+def _entries(headers: pa.MapArray) -> tuple[Any, pa.Array, pa.Array]:
+    """The row (a numpy array), the name and the list of values of every entry, in order."""
+    offsets = headers.offsets.to_numpy()
+    sizes = np.diff(offsets)
+    if headers.null_count:
+        sizes = np.where(headers.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
+    rows = np.repeat(np.arange(len(headers)), sizes)
+    places = np.arange(len(rows)) + np.repeat(offsets[:-1] - (np.cumsum(sizes) - sizes), sizes)
+    at = pa.array(places)
+    return rows, headers.keys.take(at), headers.items.take(at)
+
+
+def distinct_names(headers: pa.MapArray) -> list[str]:
+    """The names that occur in any row."""
+    names: list[str] = pc.unique(_entries(headers)[1]).to_pylist()
+    return names
+
+
+def without(headers: pa.MapArray, refused: Callable[[str], bool]) -> pa.MapArray:
+    """The headers less those with a refused name; a map that becomes empty stays a map."""
+    if not (names := [name for name in distinct_names(headers) if refused(name)]):
+        return headers
+    rows, keys, items = _entries(headers)
+    kept = pc.invert(pc.is_in(keys, pa.array(names, keys.type)))
+    ends = np.zeros(len(headers) + 1, np.int32)
+    left = rows[kept.to_numpy(zero_copy_only=False)]
+    np.cumsum(np.bincount(left, minlength=len(headers)), out=ends[1:])
+    return pa.MapArray.from_arrays(
+        pa.array(ends), keys.filter(kept), items.filter(kept), type=headers.type, mask=headers.is_null()
+    )
+
+
+def frame(subject: str, reply: bytes, block: bytes, payload: bytes) -> bytes:
+    """The command that publishes one message; an empty `block` means no headers."""
+    if block:
+        sizes = b"%d %d" % (len(block), len(block) + len(payload))
+        return b"HPUB %b %b %b\r\n%b%b\r\n" % (subject.encode(), reply, sizes, block, payload)
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(payload), payload)
+
+
+def frames(subjects: pa.Array, replies: pa.Array, blocks: pa.Array | None, payloads: pa.Array) -> list[bytes]:
+    """The same for binary columns without nulls, together below 2 GiB."""
+    sizes = pc.binary_length(payloads)
+    space, end = _text(" "), _text("\r\n")
+    plain: list[Any] = [_text("PUB "), subjects, space, replies, space, _digits(sizes), end, payloads, end]
+    if blocks is None:
+        return byte_strings(pc.binary_join_element_wise(*plain, _text("")))
+    block_sizes = pc.binary_length(blocks)
+    total = _digits(pc.add(block_sizes, sizes))
+    full = [_text("HPUB "), subjects, space, replies, space, _digits(block_sizes), space, total, end]
+    joined = pc.binary_join_element_wise(*full, blocks, payloads, end, _text(""))
+    bare = pc.equal(block_sizes, 0)
+    if pc.any(bare).as_py():
+        joined = pc.if_else(bare, pc.binary_join_element_wise(*plain, _text("")), joined)
+    return byte_strings(joined)
+
+
+def _digits(numbers: pa.Array) -> pa.BinaryArray:
+    return numbers.cast(pa.string()).cast(pa.binary())
+
+
+def byte_strings(array: pa.BinaryArray) -> list[bytes]:
+    """The elements as byte strings; several times cheaper than to_pylist."""
+    _, offsets, data = array.buffers()
+    whole = data.to_pybytes() if data is not None else b""
+    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].tolist()
+    return [whole[start:stop] for start, stop in pairwise(places)]
