@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module, util
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -86,3 +87,36 @@ def demo(
     from jetcapture_py import demo as demonstration
 
     raise typer.Exit(demonstration.run(directory, messages))
+
+
+spark = typer.Typer(
+    name="spark",
+    help="Run a Spark job over an archive; JOB --help tells its arguments.",
+    no_args_is_help=True,
+)
+app.add_typer(spark)
+
+JOBS = {
+    "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
+    "replay": "Publish archived messages, or the rows of a query, to JetStream.",
+}
+
+
+def _job(name: str, description: str) -> None:
+    """Make a command of the module `spark_jobs.{name}`, which reads its own arguments."""
+
+    @spark.command(
+        name,
+        help=description,
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def run_job(context: typer.Context) -> None:
+        missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
+        if missing is not None:
+            raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
+        raise typer.Exit(import_module(f"spark_jobs.{name}").main(context.args))
+
+
+for _name, _description in JOBS.items():
+    _job(_name, _description)

@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from jetcapture_py import config, config_types, config_yaml, layout
+from jetcapture_py import config, config_types, config_yaml, errors, layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from spark_jobs.storage import spark_settings
 
@@ -59,7 +59,7 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "FATAL",  # an error is told in one line by the job
         "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
     }
     if remote is None:
@@ -119,6 +119,12 @@ def store_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
 def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
     """What a job that reads an archive is told: which one (`store_arguments`), and which part of it, and how."""
     store_arguments(parser, arguments)
+    part_arguments(parser)
+    parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
+
+
+def part_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which part of an archive a job is for: `start`, `end` and `keys`."""
     parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
     parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
@@ -166,9 +172,15 @@ def guarded(name: str, job: Callable[[], object]) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """A Spark error as one clear line for a terminal."""
+    """A Spark error as one clear line for a terminal; of what a Python worker raised, that."""
     text = error.getMessage() if isinstance(error, PySparkException) else str(error)
-    return (text or type(error).__name__).strip().split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    text = (text or type(error).__name__).strip()
+    _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
+    raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
+    if raised is not None:
+        name, message = raised.groups()
+        return message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
+    return text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
 
 
 def _time(text: str) -> datetime:

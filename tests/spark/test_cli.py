@@ -1,0 +1,99 @@
+"""The jobs as they are started from a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from jetcapture_py.cli import JOBS, app
+from tests.spark.conftest import Archive
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).parents[2]
+SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
+JETCAPTURE = [sys.executable, "-m", "jetcapture_py"]
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def orders(archive: Archive) -> Archive:
+    archive.write([1, 2], "eu", amount=[1.5, 2.5])
+    archive.write([2, 3], "eu", amount=[2.5, 4.0])
+    return archive
+
+
+@pytest.mark.parametrize("job", sorted(JOBS))
+def test_every_job_tells_its_own_arguments(job: str) -> None:
+    done = run([*JETCAPTURE, "spark", job, "--help"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {job} ")
+
+
+@pytest.mark.usefixtures("spark")
+def test_jetcapture_runs_a_job_with_its_arguments(orders: Archive) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["spark", "query", orders.url, "--format", "csv", "ORDERS", SUMS, "--key", "eu"])
+    assert (done.exit_code, done.stdout) == (0, "key,total\neu,8.0\n"), done.output
+    done = runner.invoke(app, ["spark", "query", orders.url, "ORDERS", "SELECT nothing FROM archive"])
+    assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_spark_submit_runs_a_job_from_its_file(orders: Archive, tmp_path: Path) -> None:
+    submit = Path(sys.executable).with_name("spark-submit")
+    words = [str(submit), "--master", "local[1]", str(REPOSITORY / "spark_jobs" / "query.py")]
+    done = subprocess.run(
+        [*words, orders.url, "ORDERS", SUMS, "--format", "csv"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert (done.returncode, done.stdout) == (0, "key,total\neu,8.0\n"), done.stderr
+
+
+def test_a_wrong_job_argument_or_configuration_is_exit_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("source: {stream: ORDERS, consumer: archive}\nstore: {urll: /tmp/x}\n")
+    done = run([*JETCAPTURE, "spark", "query", "--config", str(config), SUMS])
+    assert done.returncode == 2
+    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [
+        ["query", "store.url"],
+        ["query", "store.urll"],
+    ]
+    assert run([*JETCAPTURE, "spark", "query", "--from", "yesterday", "file:///x", "ORDERS", SUMS]).returncode == 2
+
+
+def test_a_failed_job_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    done = run([*JETCAPTURE, "spark", "query", str(tmp_path), "ORDERS", SUMS], JAVA_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "query: Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)\n"
+
+
+def test_without_pyspark_a_job_says_what_to_install() -> None:
+    program = "import sys; sys.modules['pyspark'] = None; from jetcapture_py.cli import main; main()"
+    done = run([sys.executable, "-c", program, "spark", "query", "file:///x", "ORDERS", SUMS])
+    assert done.returncode == 1
+    assert done.stderr == "jetcapture: pyspark is missing: pip install 'jetcapture[spark]'\n"
+
+
+def test_the_commands_of_the_capture_load_nothing_of_spark() -> None:
+    program = (
+        "import sys; sys.argv = ['jetcapture', 'spark', '--help']\n"
+        "from jetcapture_py.cli import main\n"
+        "try:\n    main()\nfinally:\n    print(sorted({'pyspark', 'pandas', 'pyarrow', 'nats'} & set(sys.modules)))"
+    )
+    done = run([sys.executable, "-c", program])
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
