@@ -23,16 +23,17 @@ from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
 from spark_jobs.columns import Table, quoted
+from spark_jobs.engine import ArrowEngine
 from spark_jobs.objects import Archive, Listing, VanishedError
 from spark_jobs.overlaps import Range, resolve
 
 Dedupe = Literal["auto", "full", "none"]
+Engine = Literal["spark", "arrow"]
 
 LONGEST_INTERVAL = timedelta(days=1)
 """A name gives the bucket's start only; an object that starts up to this much before `start` may reach into it."""
 
 _ATTEMPTS = 3
-_FILE = "_nats_file"
 
 
 def read_archive(
@@ -47,6 +48,7 @@ def read_archive(
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     options: Mapping[str, Any] | None = None,
+    engine: Engine = "spark",
 ) -> DataFrame:
     """The archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
@@ -58,14 +60,21 @@ def read_archive(
     key rule or decoding changed while copies were in flight; `none` returns what is stored.
 
     A column that some objects have as integer and others as float becomes double; types that do not go together at
-    all become string, structs and lists as JSON. `options` are handed to fsspec, which lists the objects.
+    all become string, structs and lists as JSON.
+
+    `options` are what the capture has as `store.options`: for fsspec, which lists the objects, and, as far as they
+    say where the store is and who asks, for Spark. `engine`: `spark` is Spark's own reader; `arrow` reads with fsspec,
+    and `columns` then says what is fetched at all: slower, but Spark needs no file system for the store.
     """
+    if engine not in ("spark", "arrow"):
+        raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     for name, moment in (("start", start), ("end", end)):
         if moment is not None and moment.tzinfo is None:
             raise JetcaptureError(f"{name}={moment.isoformat()} has no time zone")
-    archive = Archive.open(spark, url, stream, quarantine, options or {})
+    own = ArrowEngine(url=url, options=options or {}, start=start, end=end) if engine == "arrow" else None
+    archive = Archive.open(spark, url, stream, quarantine, options or {}, own)
     wanted = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
     for attempt in range(_ATTEMPTS):
         try:
@@ -170,25 +179,11 @@ class _Reader:
         frames = []
         for group in alike.values():
             schema = self.schema_of[group[0]]
-            frame = self.archive.frame(group, self.listing.files, self.table.read_schema(schema))
-            if parts is not None:
-                frame = _within(frame, {name: parts[name] for name in group})
+            chosen = None if parts is None else {name: parts[name] for name in group}
+            frame = self.archive.frame(group, self.listing.files, self.table.read_schema(schema), chosen)
             frames.append(frame.select(*self.table.select(schema)))
         return _together(frames)
 
 
 def _together(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
-
-
-def _within(frame: DataFrame, parts: Mapping[ObjectName, list[Range]]) -> DataFrame:
-    """The rows of `frame` that are of the part of their object that is to be read. As SQL, which is one call to Spark
-    where columns would be hundreds; the names of objects have no character that means anything in it."""
-    inside = [
-        f"{_FILE} = '{name.path.rpartition('/')[2]}' AND ("
-        + " OR ".join(f"{layout.SEQ} BETWEEN {first} AND {last}" for first, last in ranges)
-        + ")"
-        for name, ranges in parts.items()
-    ]
-    located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
-    return located.where(" OR ".join(f"({each})" for each in inside))

@@ -120,6 +120,9 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
     """What a job that reads an archive is told: which one (`store_arguments`), and which part of it, and how."""
     store_arguments(parser, arguments)
     part_arguments(parser)
+    parser.add_argument(
+        "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
+    )
     parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
 
 
@@ -128,10 +131,6 @@ def part_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
     parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
-    parser.add_argument(
-        "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
-    )
-    parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
 
 
 class _Options(argparse.Action):

@@ -1,8 +1,7 @@
-"""One stream's objects: found through fsspec, their footers read here, their rows by Spark, natively."""
+"""One stream's objects: found through fsspec, their footers read here, their rows natively by Spark, or by `engine`."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import fsspec
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
@@ -21,9 +19,11 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
-from spark_jobs.overlaps import Identities
+from spark_jobs.engine import ArrowEngine
+from spark_jobs.overlaps import Identities, Range
+from spark_jobs.storage import Place
 
-_HADOOP_SCHEMES = {"s3": "s3a", "az": "abfs", "gcs": "gs"}
+_FILE = "_nats_file"
 _THREADS = 32
 _LIST_IN_DRIVER = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _QUARANTINE = (
@@ -49,34 +49,44 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Where one stream's archive, or its quarantine, lies: `root` for fsspec, `prefix` and `root` for Spark."""
+    """Where one stream's archive, or its quarantine, lies, and what reads it: None for Spark's own reader."""
 
     spark: SparkSession
-    fs: Any
-    root: str
-    prefix: str
-    url: str
+    place: Place
     stream: str
     quarantine: bool
+    engine: ArrowEngine | None
 
     @classmethod
-    def open(cls, spark: SparkSession, url: str, stream: str, quarantine: bool, options: Mapping[str, Any]) -> Archive:
+    def open(
+        cls,
+        spark: SparkSession,
+        url: str,
+        stream: str,
+        quarantine: bool,
+        options: Mapping[str, Any],
+        engine: ArrowEngine | None = None,
+    ) -> Archive:
         """Find the file system for `url`; `options` are handed to fsspec. Raises JetcaptureError."""
-        shown = re.sub(r"//[^/@]*@", "//", url)
-        try:
-            fs, root = fsspec.url_to_fs(url, **options)
-        except (ValueError, ImportError) as error:
-            raise JetcaptureError(f"cannot open {shown}: {error}") from error
-        scheme = "file" if isinstance(fs, LocalFileSystem) else url.partition("://")[0]
-        return cls(
-            spark=spark,
-            fs=fs,
-            root=str(root).rstrip("/"),
-            prefix=f"{_hadoop_scheme(spark, scheme)}://",
-            url=shown,
-            stream=stream,
-            quarantine=quarantine,
-        )
+        place = Place.open(url, options)
+        if engine is None:
+            place.require(spark)
+        return cls(spark=spark, place=place, stream=stream, quarantine=quarantine, engine=engine)
+
+    @property
+    def fs(self) -> Any:
+        """The file system, fsspec's."""
+        return self.place.fs
+
+    @property
+    def root(self) -> str:
+        """The archive's root in it."""
+        return self.place.root
+
+    @property
+    def url(self) -> str:
+        """The archive's URL, without credentials."""
+        return self.place.shown
 
     @property
     def directory(self) -> str:
@@ -125,23 +135,31 @@ class Archive:
         known = f"; there are: {streams}" if streams else ""
         raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")
 
-    def frame(self, names: Sequence[ObjectName], files: Iterable[str], schema: st.StructType) -> DataFrame:
-        """Exactly these objects, of all `files` that were listed, read natively by Spark.
+    def frame(
+        self,
+        names: Sequence[ObjectName],
+        files: Iterable[str],
+        schema: st.StructType,
+        parts: Mapping[ObjectName, Sequence[Range]] | None = None,
+    ) -> DataFrame:
+        """Exactly these objects, of all `files` that were listed, or these parts of them.
 
         Spark lists what it is given, at some cost for each path, so it is given directories where everything in them
         is wanted, and is then asked what it found. An explicit schema keeps partition values strings.
         """
+        if self.engine is not None:
+            return self.engine.frame(self.spark, names, schema, parts)
         wanted = [name.path for name in names]
-        with self._listing_in_driver():
+        with self._listing_in_driver(), self.place.explained():
             frame = self._read(cover(wanted, files), schema)
             if Counter(_base_names(frame)) != Counter(path.rpartition("/")[2] for path in wanted):
                 frame = self._read(wanted, schema)
-        return frame
+        return frame if parts is None else _within(frame, parts)
 
     def _read(self, paths: Iterable[str], schema: st.StructType) -> DataFrame:
-        reader = self.spark.read.schema(schema).option("__globPaths__", "false")
-        reader = reader.option("basePath", f"{self.prefix}{self.root}/{self.directory}")
-        return reader.parquet(*(f"{self.prefix}{self.root}/{path}" for path in paths))
+        root = self.place.spark_root
+        reader = self.spark.read.schema(schema).options(**self.place.settings).option("__globPaths__", "false")
+        return reader.option("basePath", f"{root}/{self.directory}").parquet(*(f"{root}/{path}" for path in paths))
 
     @contextmanager
     def _listing_in_driver(self) -> Iterator[None]:
@@ -200,7 +218,7 @@ def cover(wanted: Sequence[str], files: Iterable[str]) -> list[str]:
     chosen: dict[str, None] = {}
     for path in wanted:
         best, directory = path, path.rpartition("/")[0]
-        while directory and counts[directory] == ours[directory]:
+        while directory not in ("", layout.QUARANTINE) and counts[directory] == ours[directory]:
             best, directory = directory, directory.rpartition("/")[0]
         chosen[best] = None
     return list(chosen)
@@ -217,14 +235,14 @@ def _base_names(frame: DataFrame) -> list[str]:
     return [path.rpartition("/")[2] for path in paths]
 
 
-def _hadoop_scheme(spark: SparkSession, scheme: str) -> str:
-    """The name by which Spark has a file system for `scheme`; raises when it has none."""
-    hadoop: Any = spark._jvm
-    configuration: Any = spark._jsc
-    for candidate in dict.fromkeys((scheme, _HADOOP_SCHEMES.get(scheme, scheme))):
-        try:
-            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(candidate, configuration.hadoopConfiguration())
-        except Exception:  # noqa: S112 - py4j wraps whatever the class loader threw; it has no such file system
-            continue
-        return candidate
-    raise JetcaptureError(f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path")
+def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
+    """The rows of `frame` that are of the part of their object that is to be read. As SQL, which is one call to Spark
+    where columns would be hundreds; the names of objects have no character that means anything in it."""
+    inside = [
+        f"{_FILE} = '{name.path.rpartition('/')[2]}' AND ("
+        + " OR ".join(f"{layout.SEQ} BETWEEN {first} AND {last}" for first, last in ranges)
+        + ")"
+        for name, ranges in parts.items()
+    ]
+    located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
+    return located.where(" OR ".join(f"({each})" for each in inside))

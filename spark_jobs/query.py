@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="query",
         description="SQL over an archive, as the view `archive`; what could not be decoded is `quarantine`.",
     )
-    archive_arguments(parser, arguments)
+    query_arguments(parser, arguments)
     parser.add_argument("sql", metavar="SQL", help='for example "SELECT key, count(*) FROM archive GROUP BY key"')
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
@@ -62,17 +62,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(chosen: argparse.Namespace) -> None:
     output = chosen.output if chosen.format == "parquet" else None
-    frame = query(session("jetcapture query", chosen.url, output), chosen)
+    frame = query(query_session("jetcapture query", chosen, output), chosen)
     if chosen.to_nats is None:
         write(frame, chosen.format, chosen.output, chosen.options)
     else:
         _publish(frame, chosen)
 
 
+def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """What `query` needs to be told besides the SQL."""
+    archive_arguments(parser, arguments)
+    parser.add_argument(
+        "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
+    )
+
+
+def query_session(app_name: str, chosen: argparse.Namespace, output: str | None = None) -> SparkSession:
+    """A session for `query`, that can write to `output`, too."""
+    return session(app_name, chosen.url if chosen.engine == "spark" else None, output)
+
+
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
     """The result of `chosen.sql` over the archive that the arguments name. Views it does not name are not opened."""
     end = _complete(chosen) if chosen.complete_only else chosen.end
-    common = {"start": chosen.start, "end": end, "dedupe": chosen.dedupe, "options": chosen.options}
+    common = {
+        "start": chosen.start,
+        "end": end,
+        "dedupe": chosen.dedupe,
+        "options": chosen.options,
+        "engine": chosen.engine,
+    }
     keys = chosen.keys and [key or None for key in chosen.keys]
     for view in _VIEWS:
         if re.search(rf"\b{view}\b", chosen.sql, re.IGNORECASE):

@@ -36,8 +36,8 @@ from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.publish import Publisher
 from jetcapture_py.publish_frames import MESSAGE_ID, check_subject
-from spark_jobs.job import archive_arguments, guarded, session
-from spark_jobs.query import query
+from spark_jobs.job import guarded
+from spark_jobs.query import query, query_arguments, query_session
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _STRIPPED = re.compile(r"Nats-(Msg-Id|TTL|Expected-.*|Batch-.*)", re.IGNORECASE)
@@ -220,7 +220,7 @@ def replayed_headers(headers: Iterable[tuple[str, Sequence[str]]]) -> list[tuple
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything is acknowledged, 1 with one line of text when it is not."""
     parser = argparse.ArgumentParser(prog="replay", description="Publishes rows of an archive to a subject.")
-    archive_arguments(parser, arguments)
+    query_arguments(parser, arguments)
     parser.add_argument("--sql", default="SELECT * FROM archive", help="the rows to publish; default: all messages")
     parser.add_argument("--servers", required=True, action="append", help="where to publish; may be repeated")
     parser.add_argument("--subject", required=True, help='for example "replay.{key}"; columns in braces')
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def job() -> None:
         done = replay(
-            query(session("jetcapture replay"), chosen),
+            query(query_session("jetcapture replay", chosen), chosen),
             chosen.servers,
             chosen.subject,
             payload=chosen.payload,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
@@ -24,6 +26,7 @@ from jetcapture_py.store import EXTRAS
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
@@ -63,29 +66,43 @@ class Place:
         return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
 
     def require(self, spark: SparkSession) -> None:
-        """Raise, with what to do about it, when Spark cannot read here. A Connect session says so when it reads."""
-        scheme = self.spark_root.partition("://")[0]
+        """Raise, with what to do about it, when Spark has no file system for this place; before anything is listed.
+
+        Only reading tells it of a Spark that is elsewhere: see `explained`.
+        """
         if is_remote():
             return
         hadoop: Any = spark._jvm
         context: Any = spark._jsc
         try:
-            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context.hadoopConfiguration())
-        except Exception as error:  # py4j wraps whatever the class loader threw; it has no such file system
-            version = str(hadoop.org.apache.hadoop.util.VersionInfo.getVersion())
-            raise missing(scheme, version) from error
+            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(self._scheme, context.hadoopConfiguration())
+        except Exception as error:  # py4j wraps whatever the class loader threw
+            raise JetcaptureError(_missing(self._scheme)) from error
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn Spark Connect's complaint that Spark has no file system for this place into what to do about it."""
+        try:
+            yield
+        except PySparkException as error:
+            if not _NO_FILE_SYSTEM.search(str(error)):
+                raise
+            raise JetcaptureError(_missing(self._scheme)) from error
+
+    @property
+    def _scheme(self) -> str:
+        return self.spark_root.partition("://")[0]
 
 
-def missing(scheme: str, hadoop_version: str | None) -> JetcaptureError:
-    """What to say when Spark has no file system for `scheme`, Hadoop's name of it."""
-    text = f"Spark has no file system for {scheme}:// on its class path"
+def _missing(scheme: str) -> str:
+    text = f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path"
     if scheme not in _MODULES:
-        return JetcaptureError(text)
-    package = _package(scheme, hadoop_version or "VERSION")
-    whose = "" if hadoop_version else ", with the version of Spark's Hadoop"
-    return JetcaptureError(
-        f"{text}: start it with --packages {package}{whose}; or let this package read, slower: "
-        "--engine arrow, in Python engine='arrow'"
+        return text
+    version = _hadoop_version()
+    whose = "" if version else ", with the version of Spark's Hadoop"
+    return (
+        f"{text}; start it with --packages {_package(scheme, version or 'VERSION')}{whose}, or read without, "
+        "slower: --engine arrow (in Python engine='arrow')"
     )
 
 
