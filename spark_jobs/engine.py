@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
@@ -69,7 +68,8 @@ class ArrowEngine:
         )
         tasks = min(len(names), max(_LEAST_TASKS, sum(name.rows for name in names) // _ROWS_OF_A_TASK))
         sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-        read = partial(_read, self, to_arrow_schema(schema), str if sensitive else str.casefold)
+        fields = pa.schema([pa.field(column.name, _arrow_type(column.dataType)) for column in schema])
+        read = partial(_read, self, fields, str if sensitive else str.casefold)
         return spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, schema)
 
 
@@ -86,13 +86,13 @@ def _read(engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], ba
             partitions = {name: row[name] for name in layout.PARTITIONS}
             try:
                 with fs.open(place, "rb", cache_type="none") as file:
-                    for found in _rows(file, engine, schema, fold, row["ranges"]):
+                    for found in rows_of(file, engine, schema, fold, row["ranges"]):
                         yield _shaped(found, schema, fold, partitions)
             except (OSError, pa.ArrowException) as error:
                 raise JetcaptureError(f"cannot read {place}: {error}") from error
 
 
-def _rows(
+def rows_of(
     file: Any, engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], ranges: Sequence[Range] | None
 ) -> Batches:
     """The columns of the object that are in `schema`, of the row groups that may hold what is wanted."""
@@ -150,3 +150,32 @@ def _shaped(
             column = found.cast(wanted.type)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_SIMPLE: dict[type[st.DataType], pa.DataType] = {
+    st.BooleanType: pa.bool_(),
+    st.ByteType: pa.int8(),
+    st.ShortType: pa.int16(),
+    st.IntegerType: pa.int32(),
+    st.LongType: pa.int64(),
+    st.FloatType: pa.float32(),
+    st.DoubleType: pa.float64(),
+    st.StringType: pa.string(),
+    st.BinaryType: pa.binary(),
+    st.DateType: pa.date32(),
+    st.TimestampType: pa.timestamp("us", "UTC"),
+    st.TimestampNTZType: pa.timestamp("us"),
+}
+
+
+def _arrow_type(kind: st.DataType) -> pa.DataType:
+    """The type as which Spark takes a column of type `kind` from Arrow."""
+    if isinstance(kind, st.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, st.ArrayType):
+        return pa.list_(_arrow_type(kind.elementType))
+    if isinstance(kind, st.MapType):
+        return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
+    if isinstance(kind, st.StructType):
+        return pa.struct([(field.name, _arrow_type(field.dataType)) for field in kind])
+    return _SIMPLE[type(kind)]

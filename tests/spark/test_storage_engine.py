@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import io
+import uuid
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import boto3  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import s3fs  # type: ignore[import-untyped]
+from moto.server import ThreadedMotoServer
+
+from jetcapture_py import layout
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import read_archive
+from spark_jobs.engine import ArrowEngine, rows_of
+from spark_jobs.query import main
+from tests.spark.conftest import HOUR, Archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+CREDENTIALS = {"key": "dummy", "secret": "dummy-secret"}
+
+
+def both(spark: SparkSession, archive: Archive, **read: Any) -> tuple[DataFrame, DataFrame]:
+    """The archive as Spark's own reader sees it, and as the other engine does."""
+    native = read_archive(spark, archive.url, "ORDERS", **read)
+    return native, read_archive(spark, archive.url, "ORDERS", engine="arrow", **read)
+
+
+def rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return sorted((row.asDict(recursive=True) for row in frame.collect()), key=lambda row: str(sorted(row.items())))
+
+
+def same(native: DataFrame, own: DataFrame) -> list[dict[str, Any]]:
+    """The rows of both, which must be the same, of the same types."""
+    assert own.schema == native.schema
+    found = rows(own)
+    assert found == rows(native)
+    return found
+
+
+STRUCTS = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
+FIELDS: dict[str, pa.Array] = {
+    "flag": pa.array([True]),
+    "small": pa.array([1], pa.int8()),
+    "large": pa.array([2**64 - 1], pa.uint64()),
+    "ratio": pa.array([0.5], pa.float32()),
+    "price": pa.array([Decimal("1.25")], pa.decimal128(12, 2)),
+    "day": pa.array([20_000], pa.date32()),
+    "at": pa.array([1_777_636_800_123], pa.timestamp("ms", "UTC")),
+    "local": pa.array([1_777_636_800_123_456], pa.timestamp("us")),
+    "blob": pa.array([b"\x00\xff"]),
+    "text": pa.array(["é\n"]).dictionary_encode(),
+    "inner": pa.array([{"a": 1, "b": ["x", None]}], STRUCTS),
+    "items": pa.array([[{"a": 1, "b": []}, None]], pa.list_(STRUCTS)),
+    "tags": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+    "void": pa.nulls(1),
+}
+
+
+def test_every_type_comes_back_as_spark_reads_it(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1], "a", headers=[[("H", ["1", "2"])]], payloads=[b"\x00"], columns=FIELDS)
+    archive.write([2], None)  # has none of the fields
+    found = same(*both(spark, archive))
+    assert [(row["key"], row["date"], row["hour"], row["large"]) for row in found] == [
+        (None, "2026-05-01", "12", None),
+        ("a", "2026-05-01", "12", 2**64 - 1),
+    ]
+
+
+def test_drifted_columns_make_one_table(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1], n=pa.array([1]), deep=pa.array([{"x": 1}]), kind=pa.array([5]), nothing=pa.nulls(1))
+    archive.write([2], n=pa.array([0.5]), deep=pa.array([{"x": 2, "y": "new"}]), kind=pa.array(["five"]))
+    archive.write([3], N=pa.array([3]), nothing=pa.array([[1]]))
+    found = same(*both(spark, archive))
+    assert [(row["n"], row["kind"], row["nothing"]) for row in sorted(found, key=lambda row: row[layout.SEQ])] == [
+        (1.0, "5", None),
+        (0.5, "five", None),
+        (3.0, None, [1]),
+    ]
+
+
+def test_each_message_comes_once_from_overlapping_objects(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1, 2, 3, 4, 5])
+    archive.write([4, 5, 6, 9])  # some of it again, and in parts
+    archive.write([7, 8], timestamps=[1, 2])
+    archive.write([8, 10], timestamps=[3, 4])  # the same sequence at another time: compared row by row
+    for dedupe, count in (("auto", 11), ("full", 11), ("none", 13)):
+        assert len(same(*both(spark, archive, dedupe=dedupe))) == count
+
+
+def test_range_keys_columns_and_quarantine_choose_as_ever(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1, 2, 3], "a/b", amount=[1, 2, 3])
+    archive.write([4], "x", bucket=HOUR + 3600, amount=[4])
+    archive.write([5], quarantine=True, stage=["decode"], error=["truncated"])
+    start = datetime.fromtimestamp(HOUR, UTC).replace(microsecond=2)
+    assert len(same(*both(spark, archive, start=start, keys=["a/b"]))) == 2
+    assert same(*both(spark, archive, end=start, columns=["amount", "key"])) == [{"amount": 1, "key": "a/b"}]
+    assert len(same(*both(spark, archive, quarantine=True))) == 1
+
+
+class Counting(io.BytesIO):
+    """A file that knows how much of it was read."""
+
+    taken = 0
+
+    @property
+    def size(self) -> int:
+        return self.getbuffer().nbytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.taken += len(data)
+        return data
+
+
+def test_only_the_columns_and_row_groups_that_are_needed_are_fetched() -> None:
+    count, target = 40_000, io.BytesIO()
+    table = pa.table(
+        {
+            layout.SEQ: range(count),
+            layout.TIMESTAMP: pa.array(range(count), pa.timestamp("us", "UTC")),
+            layout.PAYLOAD: [uuid.uuid4().bytes * 20 for _ in range(count)],
+        }
+    )
+    pq.write_table(table, target, row_group_size=count // 4, compression="none", use_dictionary=False)
+
+    def read(names: list[str], engine: ArrowEngine, ranges: list[tuple[int, int]] | None = None) -> tuple[int, int]:
+        file = Counting(target.getvalue())
+        schema = pa.schema([table.schema.field(name) for name in names])
+        found = sum(batch.num_rows for batch in rows_of(file, engine, schema, str, ranges))
+        return found, file.taken
+
+    everything = ArrowEngine(url="", options={}, start=None, end=None)
+    whole = count * (8 + 8 + 320)
+    found, taken = read(table.schema.names, everything)
+    assert found == count
+    assert taken > whole
+    found, taken = read([layout.SEQ], everything)
+    assert found == count
+    assert taken < whole / 20
+    moment = datetime.fromtimestamp(0, UTC).replace(microsecond=count // 4)
+    found, taken = read(table.schema.names, ArrowEngine(url="", options={}, start=None, end=moment))
+    assert found == count // 4
+    assert taken < whole / 3
+    found, taken = read(table.schema.names, ArrowEngine(url="", options={}, start=moment, end=None))
+    assert found == count * 3 // 4
+    assert taken < whole * 0.8
+    found, taken = read(table.schema.names, everything, [(5, 6), (count - 1, count)])
+    assert found == 3
+    assert taken < whole * 0.6
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a server that speaks S3."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    for fs in list(s3fs.S3FileSystem._cache.values()):
+        if fs._s3 is not None:
+            s3fs.S3FileSystem.close_session(fs.loop, fs._s3)
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, archive: Archive) -> str:
+    """A bucket with two objects of one message in common, two of other keys, and one message in quarantine."""
+    archive.write([1, 2, 3], "eu", amount=[1.0, 2.0, 3.0])
+    archive.write([3, 4], "eu", amount=[3.0, 4.0])
+    archive.write([5], "a b/ü%", amount=[10.0])
+    archive.write([6], None, bucket=HOUR + 3600, amount=[20.0])
+    archive.write([7], quarantine=True, stage=["decode"], error=["truncated"])
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        aws_access_key_id=CREDENTIALS["key"],
+        aws_secret_access_key=CREDENTIALS["secret"],
+        region_name="us-east-1",
+    )
+    name = f"bucket-{uuid.uuid4().hex}"
+    client.create_bucket(Bucket=name)
+    for path in sorted(archive.root.rglob("*.parquet")):
+        client.put_object(Bucket=name, Key=f"nats/{path.relative_to(archive.root)}", Body=path.read_bytes())
+    client.close()
+    return name
+
+
+def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(
+    spark: SparkSession, bucket: str, s3_endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"s3://{bucket}/nats", "ORDERS", "--engine", "arrow", "--format", "csv"]
+    for name, value in {**CREDENTIALS, "endpoint_url": s3_endpoint}.items():
+        arguments += ["--option", f"{name}={value}"]
+    assert main([*arguments, "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"]) == 0
+    assert capsys.readouterr().out == "key,total\neu,10.0\na b/ü%,10.0\n,20.0\n"
+    assert main([*arguments, "--to", "2026-05-01T13:00Z", "SELECT count(*) AS n FROM archive"]) == 0
+    assert capsys.readouterr().out == "n\n5\n"
+    assert main([*arguments, "SELECT stage, _nats_seq FROM quarantine"]) == 0
+    assert capsys.readouterr().out == "stage,_nats_seq\ndecode,7\n"
+
+
+def test_a_damaged_object_is_one_line_that_names_it(
+    spark: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = archive.write(list(range(1000)), payloads=[uuid.uuid4().bytes for _ in range(1000)])
+    path = archive.root / name.path
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + bytes(len(data) // 2) + data[4 + len(data) // 2 :])  # the footer is whole
+    assert main([archive.url, "ORDERS", "--engine", "arrow", "SELECT sum(length(_nats_payload)) FROM archive"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("query: cannot read ")
+    assert name.path in error
+
+
+def test_an_unknown_engine_is_an_error(spark: SparkSession, archive: Archive) -> None:
+    with pytest.raises(JetcaptureError, match="engine='duck': expected spark or arrow"):
+        read_archive(spark, archive.url, "ORDERS", engine="duck")  # type: ignore[arg-type]
