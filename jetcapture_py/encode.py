@@ -124,8 +124,8 @@ class ObjectWriter:
         self._seqs.append(seqs[first])
         self._timestamps.append(timestamps[first])
         self._rows += table.num_rows
-        rows = max(1, int(table.num_rows * ROW_GROUP_BYTES / max(table.nbytes, 1)))
-        self._file.write_table(table, row_group_size=max(rows, 1024))
+        groups = -(-table.nbytes // ROW_GROUP_BYTES)
+        self._file.write_table(table, row_group_size=max(-(-table.num_rows // max(groups, 1)), 1024))
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
         """The object, whole; `duplicates` is how many rows were left out of it."""

@@ -1,0 +1,306 @@
+"""Merges the small and overlapping objects of an archive's closed buckets into sorted ones of a target size.
+
+    python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 5m] [--dry-run]
+
+At every moment, also when it is killed, every message is in the archive, and a reader that follows the rule of
+`layout` counts it once:
+
+- New objects appear whole, beside their sources. As long as both are there their sequence ranges overlap, so a reader
+  compares their messages. What a compaction writes of one unit is disjoint, so it is read as it is afterwards.
+- Sources are removed last: when all new objects have been written, read back, and compared with what the sources
+  hold, and when the grace period has passed for readers that chose their objects before. Only objects that were
+  listed and read themselves are removed. What the daemon stores meanwhile is not among them, and if it overlaps the
+  new objects, a reader compares it with them.
+- Killed while writing: there are more copies than before. The next run finds new objects that hold all there is in
+  their range, keeps them, and goes on with the rest. Killed while waiting or removing: the next run finds everything
+  held by objects that it keeps, and removes the sources without writing anything.
+- Two compactions at once, even with different targets, may each hold the other's objects for redundant. They cannot
+  both be right, because an object gives way only to objects with more rows (see `compact_plan`).
+
+Objects that are alone in their range and large enough are left as they are, so a second run does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from jetcapture_py import layout
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.units import escaped, format_duration, parse_duration, parse_size
+from spark_jobs.compact_plan import Source, units
+from spark_jobs.compact_unit import CHANGED, Order, Outcome, compact_unit
+from spark_jobs.files import Files
+from spark_jobs.job import guarded, part_arguments, session, store_arguments
+
+TARGET_SIZE = 128 << 20
+OLDER_THAN = 3600.0
+GRACE = 300.0
+
+T = TypeVar("T")
+
+_TASKS = 1000
+_REMOVERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a compaction did to one group, or would do: its objects, their bytes, and how many rows were copies."""
+
+    key: str | None
+    bucket: str
+    objects_before: int
+    objects_after: int
+    bytes_before: int
+    bytes_after: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a compaction did, or would do, to the objects it was to look at.
+
+    `left` counts groups that were left alone by why; `errors` are failures, after which another run goes on.
+    """
+
+    dry_run: bool
+    objects_before: int
+    objects_after: int
+    bytes_before: int
+    bytes_after: int
+    duplicates: int
+    changes: tuple[Change, ...]
+    left: Mapping[str, int]
+    errors: tuple[str, ...]
+
+
+def compact(
+    spark: SparkSession,
+    url: str,
+    stream: str,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    keys: Iterable[str | None] | None = None,
+    quarantine: bool = False,
+    target_size: int = TARGET_SIZE,
+    older_than: float = OLDER_THAN,
+    grace: float = GRACE,
+    dry_run: bool = False,
+    options: Mapping[str, Any] | None = None,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Summary:
+    """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
+
+    Only buckets that ended more than `older_than` seconds ago are touched, of these those that begin at or after
+    `start` and before `end`, and these `keys`, None among them for messages without one. Sources are removed `grace`
+    seconds after the last object that replaces them was written; this waits for that, once, and says so to `tell`.
+
+    `options` are handed to fsspec, here and on the executors. Raises JetcaptureError when the archive cannot be
+    listed; what fails in one group is in the summary's errors.
+    """
+    if target_size <= 0:
+        raise JetcaptureError("the target size must be more than nothing")
+    if quarantine and keys is not None:
+        raise JetcaptureError("the quarantine is not divided by key")
+    files = Files(url, options or {})
+    directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
+    if keys is not None:
+        directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
+    listed = files.find(directories)
+    if not listed:
+        raise JetcaptureError(f"no objects of stream {stream} under {files.shown}")
+    chosen = [source for source in listed if _begins_within(source.name.bucket, start, end)]
+    order = Order(target=target_size, closed=time.time() - older_than, dry_run=dry_run)
+    outcomes = list(_run(spark, url, options or {}, order, chosen))
+    removed: frozenset[str] = frozenset()
+    errors: list[str] = []
+    if not dry_run:
+        removed, errors = _remove(files, directories, outcomes, grace, tell)
+    return _summary(chosen, outcomes, removed, errors, dry_run)
+
+
+def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
+    return (start is None or bucket >= start.timestamp()) and (end is None or bucket < end.timestamp())
+
+
+def _run(
+    spark: SparkSession, url: str, options: Mapping[str, Any], order: Order, chosen: Sequence[Source]
+) -> Iterator[Outcome]:
+    """Compact every unit with work in it, on the executors."""
+    work = [
+        json.dumps([(source.name.path, source.size) for source in unit.sources])
+        for unit in units((source for source in chosen if source.name.bucket < order.closed), order.target)
+    ]
+    if not work:
+        return
+    frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
+    for row in frame.mapInArrow(_task(url, dict(options), order), "outcome string").collect():
+        yield Outcome(**json.loads(row[0]))
+
+
+def _task(url: str, options: dict[str, Any], order: Order) -> Callable[[Iterable[pa.RecordBatch]], Any]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = Files(url, options)
+        for batch in batches:
+            for unit in batch.column(0).to_pylist():
+                named = ((layout.parse_path(path), size) for path, size in json.loads(unit))
+                sources = [Source(name, size) for name, size in named if name is not None]
+                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(files, order, sources)]
+                yield pa.RecordBatch.from_pydict({"outcome": found})
+
+    return run
+
+
+def _remove(
+    files: Files, directories: Sequence[str], outcomes: Sequence[Outcome], grace: float, tell: Callable[[str], object]
+) -> tuple[frozenset[str], list[str]]:
+    """Remove what may go, after the grace period, where what holds its messages is still there."""
+    ready = [outcome for outcome in outcomes if outcome.removable]
+    if not ready:
+        return frozenset(), []
+    wait = max(outcome.since for outcome in ready) + grace - time.time()
+    if wait > 0:
+        count = sum(len(outcome.removable) for outcome in ready)
+        tell(f"waiting {format_duration(round(wait))} for readers, then {count} objects are removed")
+        time.sleep(wait)
+    present = {source.name.path for source in files.find(directories)}
+    doomed = []
+    for outcome in ready:
+        if present.issuperset(outcome.holders):
+            doomed += [path for path in outcome.removable if path in present]
+        else:
+            outcome.left = CHANGED
+    with ThreadPoolExecutor(_REMOVERS) as threads:
+        failed = dict(zip(doomed, threads.map(files.remove, doomed), strict=True))
+    return frozenset(path for path, error in failed.items() if error is None), list(filter(None, failed.values()))
+
+
+def _summary(
+    chosen: Sequence[Source],
+    outcomes: Sequence[Outcome],
+    removed: frozenset[str],
+    errors: Sequence[str],
+    dry_run: bool,
+) -> Summary:
+    sizes = {source.name.path: source.size for source in chosen}
+    changes = []
+    for outcome in outcomes:
+        gone = [sizes[path] for path in outcome.removable if dry_run or path in removed]
+        if gone or outcome.written:
+            change = Change(
+                key=outcome.key,
+                bucket=f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}",
+                objects_before=outcome.objects,
+                objects_after=outcome.objects + len(outcome.written) - len(gone),
+                bytes_before=outcome.size,
+                bytes_after=outcome.size + sum(size for _, size in outcome.written) - sum(gone),
+                duplicates=outcome.duplicates if gone else 0,
+            )
+            changes.append(change)
+    changes.sort(key=lambda change: (change.key or "", change.bucket))
+    total = sum(sizes.values())
+    return Summary(
+        dry_run=dry_run,
+        objects_before=len(chosen),
+        objects_after=len(chosen) + sum(change.objects_after - change.objects_before for change in changes),
+        bytes_before=total,
+        bytes_after=total + sum(change.bytes_after - change.bytes_before for change in changes),
+        duplicates=sum(change.duplicates for change in changes),
+        changes=tuple(changes),
+        left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),
+        errors=(*(outcome.left for outcome in outcomes if outcome.failed), *errors),
+    )
+
+
+def report(stream: str, summary: Summary) -> Iterator[str]:
+    """The summary as lines for people; of a dry run with what would be done to each group."""
+    if summary.dry_run:
+        for change in summary.changes:
+            key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
+            yield f"{key}, {change.bucket}: {_difference(change)}"
+    verb = "would be " if summary.dry_run else ""
+    yield f"{stream}: {_difference(summary)}; {summary.duplicates:,} duplicate rows {verb}removed"
+    for reason, count in summary.left.items():
+        yield f"{count:,} group{'s' * (count > 1)} left alone: {reason}"
+
+
+def _difference(of: Summary | Change) -> str:
+    before, after = (f"{size / (1 << 20):,.1f} MiB" for size in (of.bytes_before, of.bytes_after))
+    return f"{of.objects_before:,} objects, {before} → {of.objects_after:,} objects, {after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 when everything was done, 1 when anything failed."""
+    parser = argparse.ArgumentParser(prog="compact", description="Merges the small objects of an archive.")
+    store_arguments(parser, arguments)
+    part_arguments(parser)
+    parser.add_argument("--quarantine", action="store_true", help="the quarantine in place of the messages")
+    parser.add_argument("--target-size", type=_reading(parse_size), default=TARGET_SIZE, help="default: 128MiB")
+    parser.add_argument(
+        "--older-than",
+        type=_reading(parse_duration),
+        default=OLDER_THAN,
+        help="only buckets that ended so long ago; 1h",
+    )
+    parser.add_argument(
+        "--grace", type=_reading(parse_duration), default=GRACE, help="how long readers may go on with old objects; 5m"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--json", action="store_true", help="the summary as JSON")
+    chosen = parser.parse_args(arguments)
+
+    def job() -> None:
+        summary = compact(
+            session("jetcapture compact"),
+            chosen.url,
+            chosen.stream,
+            start=chosen.start,
+            end=chosen.end,
+            keys=chosen.keys and [key or None for key in chosen.keys],
+            quarantine=chosen.quarantine,
+            target_size=chosen.target_size,
+            older_than=chosen.older_than,
+            grace=chosen.grace,
+            dry_run=chosen.dry_run,
+            options=chosen.options,
+            tell=lambda line: sys.stderr.write(f"compact: {line}\n"),
+        )
+        lines = [json.dumps(asdict(summary))] if chosen.json else report(chosen.stream, summary)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
+        if summary.errors:
+            more = f" (and {len(summary.errors) - 1} more failures)" if len(summary.errors) > 1 else ""
+            raise JetcaptureError(f"{summary.errors[0]}{more}")
+
+    return guarded("compact", job)
+
+
+def _reading(parse: Callable[[object], T]) -> Callable[[str], T]:
+    """`parse` for an argument, whose error is to be shown."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+if __name__ == "__main__":
+    sys.exit(main())
