@@ -9,7 +9,13 @@ package is installed, through the module `pyspark_nats`.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 NAME = "nats"
@@ -44,3 +50,17 @@ class NatsDataSource(DataSource):
         from spark_jobs.nats_read import StreamReader
 
         return StreamReader(parse(ReadOptions, self.options).for_stream(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `df.write` and `INSERT INTO` a temporary view."""
+        from spark_jobs.nats_options import WriteOptions, parse
+        from spark_jobs.nats_write import BatchWriter
+
+        return BatchWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        from spark_jobs.nats_options import WriteOptions, parse
+        from spark_jobs.nats_write import StreamWriter
+
+        return StreamWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)

@@ -158,7 +158,7 @@ class Fetch:
         """Have no consumer any more. One that cannot be deleted now is forgotten by the server after a while."""
         with contextlib.suppress(nats.errors.Error, OSError, UnavailableError, ApiError):
             if self._subscription is not None:
-                self._connection.inboxes.pop(self._subscription._id, None)
+                self._connection.forget(self._subscription._id)
                 await self._subscription.unsubscribe()
             if self._consumer and self._connection.is_connected:
                 await self._api.request(f"CONSUMER.DELETE.{self._options.stream}.{self._consumer}")

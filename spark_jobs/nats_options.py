@@ -15,6 +15,7 @@ from jetcapture_py import config_types as types
 from jetcapture_py.config import NatsConfig, Section
 from jetcapture_py.config_errors import did_you_mean, problems, wrong
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.publish import WINDOW
 from jetcapture_py.units import quoted
 from spark_jobs import login
 
@@ -45,16 +46,30 @@ def _upper(value: object) -> object:
 
 
 class Options(Section):
-    """What reading and writing have in common; `timeout` in seconds is how long NATS may be unavailable."""
+    """What reading and writing have in common: the login, as the options that it was given by."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
-    nats: NatsConfig
-    timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
+    login: dict[str, str] = Field(repr=False)
+
+    @property
+    def nats(self) -> NatsConfig:
+        """The login as the capture knows it."""
+        return login.nats_config(self.login)
+
+
+class WriteOptions(Options):
+    """Where rows go; `window` is how many messages are under way at once, for each task."""
+
+    subject: str | None = None
+    window: types.Count = WINDOW
 
 
 class ReadOptions(Options):
-    """What to read, from a first position to an end that is exclusive, and as which columns."""
+    """What to read, from a first position to an end that is exclusive, and as which columns.
+
+    `timeout` in seconds is how long NATS may be unavailable.
+    """
 
     stream: types.Name
     subjects: Annotated[tuple[types.FilterSubject, ...], BeforeValidator(_parts)] = ()
@@ -70,6 +85,7 @@ class ReadOptions(Options):
     include_headers: bool = False
     format: Literal["raw", "json"] = "raw"
     columns: str = ""
+    timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
     mode: Annotated[Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"], BeforeValidator(_upper)] = "PERMISSIVE"
 
     @model_validator(mode="after")
@@ -103,7 +119,7 @@ Kind = TypeVar("Kind", bound=Options)
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     """The options, checked; raises ConfigError, which never shows a secret."""
-    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
+    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "login"}
     names |= {_fold(name): name for name in login.OPTIONS}
     chosen: dict[str, str] = {}
     for name, value in given.items():
@@ -116,7 +132,8 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         chosen[names[_fold(name)]] = value
     logins = {name: value for name, value in chosen.items() if name in login.OPTIONS}
     data: dict[str, Any] = {name: value for name, value in chosen.items() if name not in logins}
-    data["nats"] = login.nats_config(logins)
+    data["login"] = logins
+    login.nats_config(logins)
     try:
         return kind.model_validate(data)
     except ValidationError as error:

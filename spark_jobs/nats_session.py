@@ -16,7 +16,7 @@ import nats.errors
 from jetcapture_py.connect import Api, ApiError, UnavailableError, connect
 from jetcapture_py.errors import SourceError
 from jetcapture_py.wire import Connection
-from spark_jobs.nats_options import Options
+from spark_jobs.nats_options import ReadOptions
 
 PAUSE = 0.25
 """Seconds between two attempts."""
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class Session:
     """A connection in a thread of its own. Raises SourceError when `options.timeout` passes without a server."""
 
-    def __init__(self, options: Options, name: str) -> None:
+    def __init__(self, options: ReadOptions, name: str) -> None:
         self.timeout = options.timeout
         self.on_disconnected: Callable[[], None] = lambda: None
         self._loop = asyncio.new_event_loop()

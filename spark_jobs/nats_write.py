@@ -1,0 +1,206 @@
+"""Writes rows to JetStream: one message each, acknowledged, and stored once although Spark may run a task again.
+
+A row's subject is the option `subject`, a template such as `orders.{region}`, or else its column `subject`, or
+`_nats_subject`. Its payload is its column `payload`, `value` or `_nats_payload`, the first that there is; without any,
+all columns that are nothing else make a JSON object. Headers come from `headers`, or from `_nats_headers` less those
+that instruct a server. `msg_id` is its message id.
+
+A row without `msg_id` gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
+row's place in it, and a hash of the message. So a task that runs again publishes nothing twice within the stream's
+duplicate window, if the plan is deterministic: the same rows in the same order. If it is not, rows may be published
+twice, but none is taken for another and lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from jetcapture_py import layout
+from jetcapture_py.batch import HEADERS_TYPE
+from jetcapture_py.errors import ConfigError, SourceError
+from jetcapture_py.publish_frames import byte_strings, check_subject, header_blocks, without
+from spark_jobs.nats_options import WriteOptions
+from spark_jobs.publishing import publish_batches
+
+SUBJECTS = ("subject", layout.SUBJECT)
+PAYLOADS = ("payload", "value", layout.PAYLOAD)
+HEADERS = ("headers", layout.HEADERS)
+MSG_ID = "msg_id"
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Expected-.*|Batch-.*)", re.IGNORECASE)
+_TEXT = (st.StringType, st.VarcharType, st.CharType)
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task did: messages acknowledged, and how many of them the stream knew already."""
+
+    published: int
+    duplicates: int
+
+
+class Messages:
+    """Makes messages of rows with the columns of `schema`; ConfigError when that cannot be."""
+
+    def __init__(self, options: WriteOptions, schema: st.StructType) -> None:
+        self._names = schema.fieldNames()
+        self._types = {field.name: field.dataType for field in schema}
+        self._subject = self._template(options.subject)
+        self._payload = next((name for name in PAYLOADS if name in self._types), None)
+        self._headers = next((name for name in HEADERS if name in self._types), None)
+        if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
+            raise ConfigError(
+                f"column {self._payload}: a payload is binary or string; to_json({self._payload}) makes it one"
+            )
+        if self._headers is not None and not _is_headers(self._types[self._headers]):
+            raise ConfigError(f"column {self._headers}: headers are map<string, string> or map<string, array<string>>")
+        if MSG_ID in self._types and not isinstance(self._types[MSG_ID], _TEXT):
+            raise ConfigError(f"column {MSG_ID}: a message id is a string")
+        taken = {*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW}
+        self._fields = [place for place, name in enumerate(self._names) if name not in taken]
+        if self._payload is None and not self._fields:
+            raise ConfigError("the rows have nothing to publish: no payload, and no other columns")
+
+    def _template(self, template: str | None) -> list[str]:
+        """Text and columns in turn."""
+        if template is None:
+            column = next((name for name in SUBJECTS if name in self._types), None)
+            if column is None:
+                raise ConfigError("there is no subject: neither the option nor a column of that name")
+            return ["", column, ""]
+        parts = _PLACEHOLDER.split(template)
+        for place, name in enumerate(parts):
+            if place % 2:
+                name = parts[place] = layout.SUBJECT if name == "subject" and name not in self._types else name
+                if name not in self._types:
+                    raise ConfigError(f"subject: there is no column {name}; there are {', '.join(self._names)}")
+                if not isinstance(self._types[name], (*_TEXT, st.IntegralType)):
+                    raise ConfigError(f"subject: column {name} is neither string nor integer: cast it")
+        try:
+            check_subject(_PLACEHOLDER.sub("x", template))
+        except SourceError as error:
+            raise ConfigError(f"subject: {error}") from None
+        return parts
+
+    def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
+        """What `publish_batches` publishes; `writing` names what is written and the partition."""
+        first = 0
+        for rows in batches:
+            columns = dict(zip(self._names, rows.columns, strict=True))
+            subjects, payloads, headers = self._subjects(columns), self._payloads(rows), self._header_maps(columns)
+            ids = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
+            if MSG_ID in columns:
+                ids = pc.coalesce(columns[MSG_ID].cast(pa.string()), ids)
+            first += rows.num_rows
+            given = {"subject": subjects, "payload": payloads, "id": ids}
+            yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
+
+    def _subjects(self, columns: Mapping[str, pa.Array]) -> pa.StringArray:
+        parts: list[Any] = [
+            columns[part].cast(pa.string()) if place % 2 else pa.scalar(part, pa.string())
+            for place, part in enumerate(self._subject)
+        ]
+        subjects = pc.binary_join_element_wise(*parts, "")
+        if subjects.null_count:
+            raise SourceError("a row has no subject: a column in it is null")
+        return subjects
+
+    def _payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
+        if self._payload is not None:
+            return pc.fill_null(rows.column(self._names.index(self._payload)).cast(pa.binary()), b"")
+        objects = pa.RecordBatch.from_arrays(
+            [_in_utc(rows.column(place)) for place in self._fields], [self._names[place] for place in self._fields]
+        )
+        return pa.array(map(_encode, objects.to_pylist(maps_as_pydicts="strict")), pa.binary())
+
+    def _header_maps(self, columns: Mapping[str, pa.Array]) -> pa.MapArray | None:
+        if self._headers is None:
+            return None
+        headers = columns[self._headers]
+        if not pa.types.is_list(headers.type.item_type):
+            items = pa.ListArray.from_arrays(pa.array(np.arange(len(headers.items) + 1), pa.int32()), headers.items)
+            headers = pa.MapArray.from_arrays(headers.offsets, headers.keys, items, mask=headers.is_null())
+        headers = headers.cast(HEADERS_TYPE)
+        return without(headers, _instructs) if self._headers == layout.HEADERS else headers
+
+
+def _ids(
+    writing: str, first: int, subjects: pa.StringArray, payloads: pa.BinaryArray, headers: pa.MapArray | None
+) -> Iterator[str]:
+    """The ids of rows, from the row `first` of the partition on."""
+    blocks = header_blocks(headers, {}, len(subjects), stored=True)
+    parts: list[Any] = [subjects.cast(pa.binary()), *(() if blocks is None else (blocks,)), payloads]
+    for row, content in enumerate(byte_strings(pc.binary_join_element_wise(*parts, b"\0")), first):
+        yield f"{writing}:{row}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+
+
+def _instructs(name: str) -> bool:
+    """Whether a header told a server what to do with the message: it would do it again."""
+    return _INSTRUCTIONS.fullmatch(name) is not None
+
+
+def _is_headers(kind: st.DataType) -> bool:
+    if not isinstance(kind, st.MapType) or not isinstance(kind.keyType, _TEXT):
+        return False
+    value = kind.valueType
+    return isinstance(value, _TEXT) or (isinstance(value, st.ArrayType) and isinstance(value.elementType, _TEXT))
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        return column.cast(pa.timestamp("us", "UTC"))
+    return column
+
+
+class _Writer:
+    """What both writers do in a task."""
+
+    def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError("messages can only be appended to a stream: use mode append")
+        Messages(options, schema)
+        self._options, self._schema = options, schema
+        self._save = uuid.uuid4().hex
+
+    def _publish(self, batches: Iterable[pa.RecordBatch], writing: str) -> Written:
+        messages = Messages(self._options, self._schema).of(batches, f"{writing}:{_task().partitionId()}")
+        return Written(*publish_batches(messages, self._options.login, self._options.window))
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """For `df.write` and INSERT. Spark makes one for each of them, and all attempts of its tasks have it."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Publish one partition."""
+        return self._publish(iterator, self._save)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """For `df.writeStream`. The query's id is that of its checkpoint, so that a batch is the same after a restart."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Publish one partition of one batch."""
+        query, batch = (_task().getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+        return self._publish(iterator, f"{query}:{batch}")
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise RuntimeError("this runs in a Spark task")
+    return task
