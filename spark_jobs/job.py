@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,7 +40,10 @@ def session(app_name: str, *urls: str | None) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for name, value in _settings(urls).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with warnings.catch_warnings():
+        # Connect sets all of it a second time, on the session, and warns of what only a new Spark could be told
+        warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
+        return builder.getOrCreate()
 
 
 def _settings(urls: Sequence[str | None]) -> dict[str, str]:

@@ -6,12 +6,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import boto3  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import s3fs  # type: ignore[import-untyped]
-from moto.server import ThreadedMotoServer
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
@@ -19,15 +16,12 @@ from spark_jobs.archive import read_archive
 from spark_jobs.engine import ArrowEngine, rows_of
 from spark_jobs.query import main
 from tests.spark.conftest import HOUR, Archive
+from tests.support import s3
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-
-CREDENTIALS = {"key": "dummy", "secret": "dummy-secret"}
 
 
 def both(spark: SparkSession, archive: Archive, **read: Any) -> tuple[DataFrame, DataFrame]:
@@ -160,55 +154,24 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched() -> None:
     assert taken < whole * 0.6
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    """The address of a server that speaks S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    for fs in list(s3fs.S3FileSystem._cache.values()):
-        if fs._s3 is not None:
-            s3fs.S3FileSystem.close_session(fs.loop, fs._s3)
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
-@pytest.fixture
-def bucket(s3_endpoint: str, archive: Archive) -> str:
-    """A bucket with two objects of one message in common, two of other keys, and one message in quarantine."""
+def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(
+    spark: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
     archive.write([1, 2, 3], "eu", amount=[1.0, 2.0, 3.0])
     archive.write([3, 4], "eu", amount=[3.0, 4.0])
-    archive.write([5], "a b/ü%", amount=[10.0])
+    archive.write([5], "a b/ü%", amount=[11.0])
     archive.write([6], None, bucket=HOUR + 3600, amount=[20.0])
     archive.write([7], quarantine=True, stage=["decode"], error=["truncated"])
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_endpoint,
-        aws_access_key_id=CREDENTIALS["key"],
-        aws_secret_access_key=CREDENTIALS["secret"],
-        region_name="us-east-1",
-    )
-    name = f"bucket-{uuid.uuid4().hex}"
-    client.create_bucket(Bucket=name)
-    for path in sorted(archive.root.rglob("*.parquet")):
-        client.put_object(Bucket=name, Key=f"nats/{path.relative_to(archive.root)}", Body=path.read_bytes())
-    client.close()
-    return name
-
-
-def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(
-    spark: SparkSession, bucket: str, s3_endpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [f"s3://{bucket}/nats", "ORDERS", "--engine", "arrow", "--format", "csv"]
-    for name, value in {**CREDENTIALS, "endpoint_url": s3_endpoint}.items():
-        arguments += ["--option", f"{name}={value}"]
-    assert main([*arguments, "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"]) == 0
-    assert capsys.readouterr().out == "key,total\neu,10.0\na b/ü%,10.0\n,20.0\n"
-    assert main([*arguments, "--to", "2026-05-01T13:00Z", "SELECT count(*) AS n FROM archive"]) == 0
-    assert capsys.readouterr().out == "n\n5\n"
-    assert main([*arguments, "SELECT stage, _nats_seq FROM quarantine"]) == 0
-    assert capsys.readouterr().out == "stage,_nats_seq\ndecode,7\n"
+    with s3.serve() as endpoint:
+        where = [s3.upload(endpoint, archive.root), "ORDERS", *s3.arguments(endpoint), "--engine", "arrow"]
+        sums = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"
+        assert main([*where, sums, "--format", "csv"]) == 0
+        assert capsys.readouterr().out == "key,total\neu,10.0\na b/ü%,11.0\n,20.0\n"
+        count = "SELECT count(*) AS n FROM archive"
+        assert main([*where, count, "--format", "csv", "--to", "2026-05-01T13:00Z"]) == 0
+        assert capsys.readouterr().out == "n\n5\n"
+        assert main([*where, "SELECT stage, _nats_seq FROM quarantine", "--format", "csv"]) == 0
+        assert capsys.readouterr().out == "stage,_nats_seq\ndecode,7\n"
 
 
 def test_a_damaged_object_is_one_line_that_names_it(
