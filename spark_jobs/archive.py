@@ -22,7 +22,7 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
-from spark_jobs.columns import Table, quoted
+from spark_jobs.columns import Columns, Table, quoted
 from spark_jobs.engine import ArrowEngine
 from spark_jobs.objects import Archive, Listing, VanishedError
 from spark_jobs.overlaps import Range, resolve
@@ -44,7 +44,7 @@ def read_archive(
     start: datetime | None = None,
     end: datetime | None = None,
     keys: Iterable[str | None] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Columns | None = None,
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -54,7 +54,8 @@ def read_archive(
 
     `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
     which objects are opened at all. An archive with another `block.time` has buckets in that time: filter it with SQL.
-    `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted.
+    `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
+    name whether it is; what identifies a message may then be there, too.
 
     `dedupe`: `auto` drops second copies where the names allow any; `full` compares all messages, for archives whose
     key rule or decoding changed while copies were in flight; `none` returns what is stored.
@@ -87,7 +88,7 @@ def read_archive(
         frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(start))
     if end is not None:
         frame = frame.where(sf.col(layout.TIMESTAMP) < sf.lit(end))
-    return frame if columns is None else frame.select(*(_column(frame, name) for name in columns))
+    return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
@@ -103,7 +104,7 @@ def _plan(
     start: datetime | None,
     end: datetime | None,
     keys: Iterable[str | None] | None,
-    columns: Sequence[str] | None,
+    columns: Columns | None,
     dedupe: Dedupe,
 ) -> DataFrame:
     """The objects that may hold what is wanted, as they are now. Raises VanishedError when that has just changed."""
@@ -132,7 +133,7 @@ def _column(frame: DataFrame, name: str) -> Column:
 
 
 def _read(
-    archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Sequence[str] | None, dedupe: Dedupe
+    archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Columns | None, dedupe: Dedupe
 ) -> DataFrame:
     """The objects as one table, deduplicated."""
     if dedupe == "auto":

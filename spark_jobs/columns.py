@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -12,6 +12,9 @@ from pyspark.sql import types as st
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
+
+Columns = Sequence[str] | Callable[[str], bool]
+"""Names of columns, or what says of a name whether the column is wanted."""
 
 
 def quoted(name: str) -> str:
@@ -28,16 +31,18 @@ class Table:
     """
 
     def __init__(
-        self, footers: Sequence[pa.Schema], quarantine: bool, columns: Sequence[str] | None, case_sensitive: bool
+        self, footers: Sequence[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
     ) -> None:
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         self._fold = str if case_sensitive else str.casefold
+        choose = columns if callable(columns) else None
         wanted = None
         if columns is not None:
-            wanted = {self._fold(name) for name in (*columns, *layout.IDENTITY, layout.ROW)}
+            named = () if callable(columns) else columns
+            wanted = {self._fold(name) for name in (*named, *layout.IDENTITY, layout.ROW)}
         numbers: dict[pa.Schema, int] = {}
         self.schemas = [numbers.setdefault(schema, len(numbers)) for schema in footers]
-        self._stored = [self._columns(schema, wanted) for schema in numbers]
+        self._stored = [self._columns(schema, wanted, choose) for schema in numbers]
         self._names: dict[str, str] = {}
         types: dict[str, dict[st.DataType, None]] = defaultdict(dict)
         for stored in self._stored:
@@ -51,11 +56,13 @@ class Table:
             folded for folded in ordered if any(not _readable(kind, self._target[folded]) for kind in types[folded])
         ]
 
-    def _columns(self, schema: pa.Schema, wanted: set[str] | None) -> dict[str, tuple[str, st.DataType]]:
+    def _columns(
+        self, schema: pa.Schema, wanted: set[str] | None, choose: Callable[[str], bool] | None
+    ) -> dict[str, tuple[str, st.DataType]]:
         stored: dict[str, tuple[str, st.DataType]] = {}
         for field in schema:
             folded = self._fold(field.name)
-            if wanted is not None and folded not in wanted:
+            if wanted is not None and folded not in wanted and not (choose and choose(field.name)):
                 continue
             if folded in stored:
                 raise JetcaptureError(

@@ -12,7 +12,7 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import chain, islice
@@ -34,6 +34,7 @@ from spark_jobs.storage import Place, in_spark
 
 FORMATS = ("table", "csv", "json", "parquet")
 _VIEWS = ("archive", "quarantine")
+_UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
 _MEASURED = 1000
 """Rows of a table that are looked at before the first is shown."""
 
@@ -91,6 +92,7 @@ def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
         "dedupe": chosen.dedupe,
         "options": chosen.options,
         "engine": chosen.engine,
+        "columns": columns_in(chosen.sql) if chosen.engine == "arrow" else None,
     }
     keys = chosen.keys and [key or None for key in chosen.keys]
     for view in _VIEWS:
@@ -98,6 +100,19 @@ def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
             part = {"quarantine": True} if view == "quarantine" else {"keys": keys}
             archive_view(spark, chosen.url, chosen.stream, view, **common, **part)
     return spark.sql(chosen.sql)
+
+
+def columns_in(sql: str) -> Callable[[str], bool] | None:
+    """Which columns a query may be about, for an engine that fetches what it is told; None when it may be all.
+
+    A column counts that the text has anywhere. That is sound unless the text can mean columns without naming them:
+    with a star, with `FROM` where a query has no `SELECT`, and with some words.
+    """
+    text = re.sub(r"\bcount\s*\(\s*\*\s*\)", "", sql.casefold())
+    selects, sources = (len(re.findall(rf"\b{word}\b", text)) for word in ("select", "from"))
+    if "*" in text or "|>" in text or _UNNAMED.search(text) or sources > selects:
+        return None
+    return lambda name: name.casefold().replace("`", "``") in text
 
 
 def _complete(chosen: argparse.Namespace) -> datetime:
