@@ -21,7 +21,7 @@ from spark_jobs.nats_options import ReadOptions
 PAUSE = 0.25
 """Seconds between two attempts."""
 
-_CLOSE_TIMEOUT = 5.0
+_CLOSE_TIMEOUT = 1.0
 _NOT_FOUND = 404
 _NO_MESSAGE = 10037
 _CERTAIN = 4
@@ -104,6 +104,10 @@ class Session:
     async def _close(self) -> None:
         with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # nobody to say good-bye to
             await asyncio.wait_for(self.connection.close(), _CLOSE_TIMEOUT)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

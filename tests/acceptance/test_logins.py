@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
-import ipaddress
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nkeys
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.connect import connect
 from jetcapture_py.errors import SourceError
+from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
 
 Start = Callable[..., NatsServer]
@@ -43,13 +37,6 @@ async def login(**section: Any) -> bool:
     await client.flush()
     await client.close()
     return True
-
-
-def seed_of(prefix: bytes) -> tuple[str, str]:
-    """A new NKey: its seed and its public key."""
-    seed = nkeys.encode_seed(os.urandom(32), prefix)
-    pair = nkeys.from_seed(bytearray(seed))
-    return seed.decode(), pair.public_key.decode()
 
 
 def test_user_and_password_also_from_a_file(nats_server: Start, tmp_path: Path) -> None:
@@ -82,30 +69,11 @@ def test_an_nkey_seed(nats_server: Start, tmp_path: Path) -> None:
         asyncio.run(login(servers=[server.url], nkey_seed=seed_of(nkeys.PREFIX_BYTE_USER)[0]))
 
 
-def certificate(directory: Path, name: str, issuer: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """Write `name`.pem and `name`-key.pem: an authority without `issuer`, else a leaf for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(minutes=5))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    )
-    if issuer:
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-    signed = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
-    (directory / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    (directory / f"{name}-key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return signed, key
+def test_a_credentials_file(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server(decentralised(tmp_path))
+    assert asyncio.run(login(servers=[server.url], creds=str(tmp_path / "user.creds")))
+    with pytest.raises(SourceError, match="refused"):
+        asyncio.run(login(servers=[server.url]))
 
 
 def test_tls_is_verified_and_a_client_certificate_is_shown(nats_server: Start, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py import layout
+from tests.spark.live import Live
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from tests.support.nats_server import NatsServer
 
 
 HOUR = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
@@ -82,3 +85,8 @@ class Archive:
 @pytest.fixture
 def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive")
+
+
+@pytest.fixture
+def live(nats_server: Callable[..., NatsServer]) -> Live:
+    return Live(nats_server())
