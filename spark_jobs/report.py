@@ -1,0 +1,97 @@
+"""One HTML page about an archive: `python -m spark_jobs.report URL STREAM --output report.html`, or spark-submit.
+
+Volume over time by key, holes in the sequences, the quarantine, lateness, objects and their sizes. The page needs no
+other file, no network and no script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_jobs.job import archive_arguments, guarded, session
+from spark_jobs.objects import VanishedError
+from spark_jobs.report_data import Choice, Dedupe, Facts, collect
+from spark_jobs.report_page import page, verdict
+
+_ATTEMPTS = 3
+
+
+def report(
+    spark: SparkSession,
+    url: str,
+    stream: str,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    keys: Iterable[str | None] | None = None,
+    complete: bool = False,
+    dedupe: Dedupe = "auto",
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """The report about the archive of `stream` under `url`, as HTML. Raises JetcaptureError.
+
+    `start` (inclusive) and `end` (exclusive) choose whole buckets, `keys` chooses keys, None among them for messages
+    without one, `complete` buckets that ended before the watermark's time. Holes are looked for in the whole stream
+    all the same. `dedupe` is as for `read_archive`; with `none`, copies are not looked for and count. `options` are
+    handed to fsspec.
+    """
+    choice = Choice(start=start, end=end, keys=None if keys is None else list(keys), complete=complete)
+    return page(_collected(spark, url, stream, choice, dedupe, options or {}))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 when the page is written, 1 with one line of text when it is not."""
+    parser = argparse.ArgumentParser(prog="report", description="One HTML page about an archive.")
+    archive_arguments(parser, arguments)
+    parser.add_argument("--output", default="report.html", help="the file to write; default: report.html")
+    chosen = parser.parse_args(arguments)
+    return guarded("report", lambda: _run(chosen))
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    keys = chosen.keys and [key or None for key in chosen.keys]
+    choice = Choice(start=chosen.start, end=chosen.end, keys=keys, complete=chosen.complete_only)
+    spark = session("jetcapture report", chosen.url)
+    facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
+    _write(Path(chosen.output), page(facts))
+    sys.stdout.write(f"{chosen.output}: {verdict(facts)[1]}\n")
+
+
+def _collected(
+    spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
+) -> Facts:
+    """The facts, of an archive that compaction may be changing."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return collect(spark, url, stream, choice, dedupe, options)
+        except VanishedError:
+            continue
+        except PySparkException as error:
+            if "FILE_NOT_EXIST" not in str(error):
+                raise
+    return collect(spark, url, stream, choice, dedupe, options)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
