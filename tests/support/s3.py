@@ -6,6 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import s3fs  # type: ignore[import-untyped]
@@ -32,13 +33,7 @@ def serve() -> Iterator[str]:
 
 def upload(endpoint: str, root: Path) -> str:
     """Put the archive at `root` into a new bucket; its URL."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id=CREDENTIALS["key"],
-        aws_secret_access_key=CREDENTIALS["secret"],
-        region_name="us-east-1",
-    )
+    client = _client(endpoint)
     bucket = f"bucket-{uuid.uuid4().hex}"
     client.create_bucket(Bucket=bucket)
     for path in sorted(root.rglob("*.parquet")):
@@ -51,3 +46,22 @@ def arguments(endpoint: str) -> list[str]:
     """What a job is told to get there."""
     options = {**CREDENTIALS, "endpoint_url": endpoint}
     return [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
+
+
+def names(endpoint: str, url: str) -> list[str]:
+    """The keys of what lies below `url`."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    client = _client(endpoint)
+    found = client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/").get("Contents", [])
+    client.close()
+    return [entry["Key"] for entry in found]
+
+
+def _client(endpoint: str) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=CREDENTIALS["key"],
+        aws_secret_access_key=CREDENTIALS["secret"],
+        region_name="us-east-1",
+    )

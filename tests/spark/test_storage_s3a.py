@@ -1,0 +1,71 @@
+"""Spark's own reader on S3: with the packages that a new session adds, hundreds of megabytes from Maven Central."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.conftest import HOUR, Archive
+from tests.support import s3
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        os.environ.get("JETCAPTURE_TEST_S3A") != "1",
+        reason="downloads 700 MB of packages for Spark: JETCAPTURE_TEST_S3A=1 runs it",
+    ),
+    pytest.mark.timeout(600),
+]
+
+JOBS = """
+import sys
+from spark_jobs.query import main
+
+url, other, copy, *options = sys.argv[1:]
+sums = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"
+assert main([url, "ORDERS", sums, "--format", "csv", *options]) == 0
+assert main([url, "ORDERS", "SELECT count(*) AS n FROM archive", "--format", "csv", "--key", "eu", *options]) == 0
+assert main([url, "ORDERS", "SELECT stage FROM quarantine", "--format", "csv", *options]) == 0
+assert main([url, "ORDERS", sums, "--format", "parquet", "--output", copy, *options]) == 0
+endpoint = options[-2:]  # and the credentials from the environment
+assert main([other, "ORDERS", "SELECT max(amount) AS most FROM archive", "--format", "csv", *endpoint]) == 0
+wrong = [*endpoint, "--option", "key=dummy", "--option", "secret=hidden-too"]
+assert main([other + "-missing", "ORDERS", "SELECT * FROM archive", *wrong]) == 1
+"""
+
+
+def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret(
+    archive: Archive, tmp_path: Path
+) -> None:
+    archive.write([1, 2, 3], "eu", amount=[1.0, 2.0, 3.0])
+    archive.write([3, 4], "eu", amount=[3.0, 4.0])
+    archive.write([5], "a b/ü%", amount=[11.0])
+    archive.write([6], None, bucket=HOUR + 3600, amount=[20.0])
+    archive.write([7], quarantine=True, stage=["decode"], error=["truncated"])
+    events = tmp_path / "events"
+    events.mkdir()
+    defaults = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    environment = {
+        **os.environ,
+        "SPARK_CONF_DIR": str(tmp_path),
+        "AWS_ACCESS_KEY_ID": "dummy",
+        "AWS_SECRET_ACCESS_KEY": "hidden-too",
+    }
+    with s3.serve() as endpoint:
+        url, other = (s3.upload(endpoint, archive.root) for _ in range(2))
+        words = [sys.executable, "-c", JOBS, url, other, f"{url}-sums", *s3.arguments(endpoint)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        written = s3.names(endpoint, f"{url}-sums")
+    expected = ["key,total", "eu,10.0", "a b/ü%,11.0", ",20.0", "n", "4", "stage", "decode", "most", "20.0"]
+    assert done.stdout.splitlines() == expected
+    assert any(name.endswith(".parquet") for name in written)
+    logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
+    assert any("SparkListenerSQLExecutionStart" in text for text in logs)
+    for secret in (s3.CREDENTIALS["secret"], "hidden-too"):
+        assert all(secret not in text for text in (done.stdout, done.stderr, *logs))
