@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -27,6 +28,12 @@ from jetcapture_py.store import EXTRAS
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
+_EMULATOR = {
+    "fs.azure.always.use.https": "false",
+    "fs.azure.account.hns.enabled": "false",
+    "fs.azure.fns.account.service.type": "BLOB",
+    "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+}
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
@@ -96,7 +103,7 @@ class Place:
 
 def _missing(scheme: str) -> str:
     text = f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path"
-    if scheme not in _MODULES:
+    if _SCHEMES.get(scheme, scheme) not in _MODULES:
         return text
     version = _hadoop_version()
     whose = "" if version else ", with the version of Spark's Hadoop"
@@ -120,7 +127,7 @@ def spark_settings(*urls: str | None) -> dict[str, str]:
 
 
 def _package(scheme: str, version: str) -> str:
-    return f"org.apache.hadoop:{_MODULES[scheme]}:{version}"
+    return f"org.apache.hadoop:{_MODULES[_SCHEMES.get(scheme, scheme)]}:{version}"
 
 
 def _hadoop_version() -> str | None:
@@ -187,7 +194,12 @@ def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tupl
     host = host.replace(".blob.", ".dfs.", 1)
     found = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
     settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
-    return f"abfss://{container}@{host}/{path}".rstrip("/"), settings
+    scheme = "abfss"
+    endpoint = urlsplit(parts.get("BlobEndpoint", ""))
+    if endpoint.port is not None:  # Azurite: no host of its own for the account, and no second protocol
+        settings |= _EMULATOR | {"fs.azure.abfs.endpoint": f"{endpoint.hostname}:{endpoint.port}"}
+        scheme = "abfs" if endpoint.scheme == "http" else scheme
+    return f"{scheme}://{container}@{host}/{path}".rstrip("/"), settings
 
 
 def _azure_login(key: str | None, sas: str | None, given: Callable[[str], str | None]) -> dict[str, str]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,22 +12,17 @@ from typing import Any
 import boto3
 import fsspec
 import pytest
-import s3fs
 from azure.storage.blob import BlobServiceClient
-from moto.server import ThreadedMotoServer
 
 from jetcapture_py.store import Store, open_store
+from tests.support import azurite
+from tests.support import s3 as servers
 
 S3_OPTIONS: dict[str, Any] = {
     "key": "dummy",
     "secret": "dummy",  # moto takes any
     "config_kwargs": {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 30},
 }
-
-
-AZURITE_NAME = "devstoreaccount1"
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account that every Azurite has, as its documentation says; no secret."""
 
 
 class Place(ABC):
@@ -122,15 +113,8 @@ class S3Place(Place):
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The address of a server that speaks S3."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    for fs in list(s3fs.S3FileSystem._cache.values()):
-        if fs._s3 is not None:
-            s3fs.S3FileSystem.close_session(fs.loop, fs._s3)
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    with servers.serve() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -175,28 +159,8 @@ class AzurePlace(Place):
 @pytest.fixture(scope="session")
 def azure_connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """How to reach an Azurite that lives as long as the tests."""
-    binary = shutil.which("azurite-blob")
-    if binary is None:
-        pytest.skip("azurite-blob is not on the PATH (npm install --global azurite)")
-    home = tmp_path_factory.mktemp("azurite")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
-    with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, (home / "azurite.log").read_text()
-                assert time.monotonic() < deadline, "azurite does not answer"
-                time.sleep(0.05)
-        yield (
-            f"DefaultEndpointsProtocol=http;AccountName={AZURITE_NAME};AccountKey={AZURITE_KEY};"
-            f"BlobEndpoint=http://127.0.0.1:{port}/{AZURITE_NAME};"
-        )
-        process.terminate()
+    with azurite.serve(tmp_path_factory.mktemp("azurite")) as connection:
+        yield connection
 
 
 @pytest.fixture

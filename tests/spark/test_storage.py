@@ -118,6 +118,15 @@ def test_azure_options_become_settings_of_the_account(
     assert in_spark(f"abfss://box@{ACCOUNT}/nats", options, env) == (f"abfss://box@{ACCOUNT}/nats", expected)
 
 
+def test_azurite_is_asked_in_its_own_way() -> None:
+    account = "AccountName=acme;AccountKey=hidden==;BlobEndpoint=http://127.0.0.1:10000/acme;"
+    root, settings = in_spark("az://box/nats", {"connection_string": account}, {})
+    assert root == f"abfs://box@{ACCOUNT}/nats"
+    assert settings["fs.azure.abfs.endpoint"] == "127.0.0.1:10000"
+    assert settings["fs.azure.fns.account.service.type"] == "BLOB"
+    assert settings[f"fs.azure.account.key.{ACCOUNT}"] == "hidden=="
+
+
 def test_an_azure_url_without_an_account_is_an_error() -> None:
     with pytest.raises(JetcaptureError, match="the storage account is missing"):
         in_spark("abfs://box/nats", {}, {})

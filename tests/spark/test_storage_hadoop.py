@@ -1,4 +1,4 @@
-"""Spark's own reader on S3: with the packages that a new session adds, hundreds of megabytes from Maven Central."""
+"""Spark's own reader on S3 and Azure, with the packages that a new session adds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from azure.storage.blob import BlobServiceClient
 
 from tests.spark.conftest import HOUR, Archive
-from tests.support import s3
+from tests.support import azurite, s3
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(
         os.environ.get("JETCAPTURE_TEST_S3A") != "1",
-        reason="downloads 700 MB of packages for Spark: JETCAPTURE_TEST_S3A=1 runs it",
+        reason="downloads 700 MB from Maven Central: JETCAPTURE_TEST_S3A=1 runs it",
     ),
     pytest.mark.timeout(600),
 ]
@@ -38,28 +39,43 @@ assert main([other + "-missing", "ORDERS", "SELECT * FROM archive", *wrong]) == 
 """
 
 
-def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret(
-    archive: Archive, tmp_path: Path
-) -> None:
+@pytest.fixture
+def orders(archive: Archive) -> Archive:
     archive.write([1, 2, 3], "eu", amount=[1.0, 2.0, 3.0])
     archive.write([3, 4], "eu", amount=[3.0, 4.0])
     archive.write([5], "a b/ü%", amount=[11.0])
     archive.write([6], None, bucket=HOUR + 3600, amount=[20.0])
     archive.write([7], quarantine=True, stage=["decode"], error=["truncated"])
+    return archive
+
+
+def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret(
+    orders: Archive, tmp_path: Path
+) -> None:
     events = tmp_path / "events"
     events.mkdir()
-    defaults = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
-    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
+    )
     environment = {
-        **os.environ,
         "SPARK_CONF_DIR": str(tmp_path),
         "AWS_ACCESS_KEY_ID": "dummy",
         "AWS_SECRET_ACCESS_KEY": "hidden-too",
     }
     with s3.serve() as endpoint:
-        url, other = (s3.upload(endpoint, archive.root) for _ in range(2))
-        words = [sys.executable, "-c", JOBS, url, other, f"{url}-sums", *s3.arguments(endpoint)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False, env=environment)
+        url, other = (s3.upload(endpoint, orders.root) for _ in range(2))
+        done = run(["-c", JOBS, url, other, f"{url}-sums", *s3.arguments(endpoint)], **environment)
         assert done.returncode == 0, done.stderr
         written = s3.names(endpoint, f"{url}-sums")
     expected = ["key,total", "eu,10.0", "a b/ü%,11.0", ",20.0", "n", "4", "stage", "decode", "most", "20.0"]
@@ -69,3 +85,15 @@ def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret
     assert any("SparkListenerSQLExecutionStart" in text for text in logs)
     for secret in (s3.CREDENTIALS["secret"], "hidden-too"):
         assert all(secret not in text for text in (done.stdout, done.stderr, *logs))
+
+
+def test_spark_reads_azure_with_the_captures_options(orders: Archive, tmp_path: Path) -> None:
+    with azurite.serve(tmp_path) as connection, BlobServiceClient.from_connection_string(connection) as service:
+        container = service.create_container("archive")
+        for path in sorted(orders.root.rglob("*.parquet")):
+            container.upload_blob(f"nats/{path.relative_to(orders.root)}", path.read_bytes())
+        sums = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"
+        options = ["--format", "csv", "--option", "connection_string=${AZURE}"]
+        words = ["-m", "spark_jobs.query", "az://archive/nats", "ORDERS", sums, *options]
+        done = run(words, AZURE=connection)
+    assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\na b/ü%,11.0\n,20.0\n"), done.stderr

@@ -1,0 +1,45 @@
+"""Azure's blob storage, as Azurite plays it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NAME = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""The account that every Azurite has, as its documentation says; no secret."""
+
+
+@contextlib.contextmanager
+def serve(home: Path) -> Iterator[str]:
+    """An Azurite with its files in `home`; a connection string. Skips the test where there is none."""
+    binary = shutil.which("azurite-blob")
+    if binary is None:
+        pytest.skip("azurite-blob is not on the PATH (npm install --global azurite)")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
+    with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (home / "azurite.log").read_text()
+                assert time.monotonic() < deadline, "azurite does not answer"
+                time.sleep(0.05)
+        try:
+            yield (
+                f"DefaultEndpointsProtocol=http;AccountName={NAME};AccountKey={KEY};"
+                f"BlobEndpoint=http://127.0.0.1:{port}/{NAME};"
+            )
+        finally:
+            process.terminate()
