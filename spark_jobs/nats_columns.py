@@ -74,7 +74,7 @@ class Columns:
             if not field.nullable:
                 raise ConfigError(f"column {field.name}: what others publish cannot be promised to be NOT NULL")
             types[field.name] = _type(field.name, field.dataType)
-        self._schema = pa.schema([(name, parse_type(text)) for name, text in types.items()])
+        self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
         for name in layout.ENVELOPE:
             expected = pa.string() if name == layout.STREAM else ENVELOPE.field(name).type
             if name in types and self._schema.field(name).type != expected:
@@ -135,6 +135,13 @@ class Columns:
                 f"message {seq} of stream {self._options.stream}: {failures[0].error}; "
                 "mode PERMISSIVE makes its columns null, DROPMALFORMED leaves it out"
             )
+
+
+def _arrow_type(name: str, text: str) -> pa.DataType:
+    try:
+        return parse_type(text)
+    except ValueError as error:  # a struct whose fields have names that the decoder's words have no room for
+        raise ConfigError(f"column {name}: {error}") from None
 
 
 def _places(messages: pa.Int32Array, length: int) -> pa.Int32Array:

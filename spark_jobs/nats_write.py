@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ class Messages:
         if MSG_ID in self._types and not isinstance(self._types[MSG_ID], _TEXT):
             raise ConfigError(f"column {MSG_ID}: a message id is a string")
         taken = {*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW}
-        self._fields = [place for place, name in enumerate(self._names) if name not in taken]
+        self._fields = [name for name in self._names if name not in taken]
         if self._payload is None and not self._fields:
             raise ConfigError("the rows have nothing to publish: no payload, and no other columns")
 
@@ -101,18 +101,18 @@ class Messages:
         """What `publish_batches` publishes; `writing` names what is written and the partition."""
         first = 0
         for rows in batches:
-            columns = dict(zip(self._names, rows.columns, strict=True))
-            subjects, payloads, headers = self._subjects(columns), self._payloads(rows), self._header_maps(columns)
+            rows = rows.rename_columns(self._names)
+            subjects, payloads, headers = self._subjects(rows), self._payloads(rows), self._header_maps(rows)
             ids = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
-            if MSG_ID in columns:
-                ids = pc.coalesce(columns[MSG_ID].cast(pa.string()), ids)
+            if MSG_ID in self._types:
+                ids = pc.coalesce(rows.column(MSG_ID).cast(pa.string()), ids)
             first += rows.num_rows
             given = {"subject": subjects, "payload": payloads, "id": ids}
             yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
 
-    def _subjects(self, columns: Mapping[str, pa.Array]) -> pa.StringArray:
+    def _subjects(self, rows: pa.RecordBatch) -> pa.StringArray:
         parts: list[Any] = [
-            columns[part].cast(pa.string()) if place % 2 else pa.scalar(part, pa.string())
+            rows.column(part).cast(pa.string()) if place % 2 else pa.repeat(pa.scalar(part, pa.string()), rows.num_rows)
             for place, part in enumerate(self._subject)
         ]
         subjects = pc.binary_join_element_wise(*parts, "")
@@ -122,16 +122,14 @@ class Messages:
 
     def _payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         if self._payload is not None:
-            return pc.fill_null(rows.column(self._names.index(self._payload)).cast(pa.binary()), b"")
-        objects = pa.RecordBatch.from_arrays(
-            [_in_utc(rows.column(place)) for place in self._fields], [self._names[place] for place in self._fields]
-        )
+            return pc.fill_null(rows.column(self._payload).cast(pa.binary()), b"")
+        objects = pa.RecordBatch.from_arrays([_in_utc(rows.column(name)) for name in self._fields], self._fields)
         return pa.array(map(_encode, objects.to_pylist(maps_as_pydicts="strict")), pa.binary())
 
-    def _header_maps(self, columns: Mapping[str, pa.Array]) -> pa.MapArray | None:
+    def _header_maps(self, rows: pa.RecordBatch) -> pa.MapArray | None:
         if self._headers is None:
             return None
-        headers = columns[self._headers]
+        headers = rows.column(self._headers)
         if not pa.types.is_list(headers.type.item_type):
             items = pa.ListArray.from_arrays(pa.array(np.arange(len(headers.items) + 1), pa.int32()), headers.items)
             headers = pa.MapArray.from_arrays(headers.offsets, headers.keys, items, mask=headers.is_null())

@@ -1,0 +1,114 @@
+"""The data source's options: what is wrong is said in one line each, and nothing is ignored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import types as st
+
+from jetcapture_py.errors import ConfigError
+from spark_jobs.nats_columns import Columns
+from spark_jobs.nats_options import ReadOptions, WriteOptions, parse
+
+STREAM = {"stream": "ORDERS"}
+
+
+def test_case_and_underscores_in_a_name_do_not_count() -> None:
+    options = parse(
+        ReadOptions, {"STREAM": "ORDERS", "starting_offsets": "7", "minpartitions": "3", "tlsCa": "/ca.pem"}
+    )
+    assert (options.stream, options.starting_offsets, options.min_partitions) == ("ORDERS", 7, 3)
+    assert options.nats.tls is not None
+    assert str(options.nats.tls.ca) == "/ca.pem"
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    given = {
+        "subjects": "orders.*, returns.>",
+        "startingTimestamp": "2026-01-31T13:00:00+01:00",
+        "failOnDataLoss": "FALSE",
+        "mode": "failfast",
+        "timeout": "2m",
+        "servers": "nats://a:1, nats://b:2",
+    }
+    options = parse(ReadOptions, STREAM | given)
+    assert options.subjects == ("orders.*", "returns.>")
+    assert options.starting_timestamp == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert (options.fail_on_data_loss, options.mode, options.timeout) == (False, "FAILFAST", 120)
+    assert options.nats.servers == ("nats://a:1", "nats://b:2")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"stream": "A.B"}, "stream: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"A.B\""),
+        ({"startingOffset": "1"}, "startingOffset: unknown option; did you mean startingOffsets?"),
+        ({"subject": "a"}, "subject: unknown option; did you mean subjects?"),
+        ({"kafka.bootstrap.servers": "a"}, "kafka.bootstrap.servers: unknown option"),
+        ({"path": "ORDERS"}, "path: NATS has none; load() and save() take no argument"),
+        ({"subjects": "a..b"}, 'subjects[0]: expected a subject such as orders.*.new or orders.>, got "a..b"'),
+        (
+            {"startingOffsets": "first"},
+            'startingOffsets: expected earliest, latest, new, last, last_per_subject or a sequence from 1, got "first"',
+        ),
+        ({"startingOffsets": "0"}, None),
+        ({"endingOffsets": "earliest"}, 'endingOffsets: expected latest or a sequence from 1, got "earliest"'),
+        ({"startingOffsets": "1", "startingTimestamp": "2026-01-01T00:00:00Z"}, None),
+        ({"endingOffsets": "1", "endingTimestamp": "2026-01-01T00:00:00Z"}, None),
+        ({"startingTimestamp": "yesterday"}, None),
+        ({"minPartitions": "0"}, 'minPartitions: expected at least 1, got "0"'),
+        ({"maxOffsetsPerTrigger": "many"}, 'maxOffsetsPerTrigger: expected a whole number, got "many"'),
+        ({"failOnDataLoss": "maybe"}, 'failOnDataLoss: expected true or false, got "maybe"'),
+        ({"format": "xml"}, 'format: expected raw or json, got "xml"'),
+        ({"mode": "STRICT"}, 'mode: expected PERMISSIVE, DROPMALFORMED or FAILFAST, got "STRICT"'),
+        ({"columns": "id bigint"}, "columns: only with format json"),
+        ({"timeout": "soon"}, None),
+        ({"user": "app"}, None),
+        ({"servers": "localhost"}, None),
+    ],
+)
+def test_a_wrong_option_is_one_clear_line(given: dict[str, str], expected: str | None) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(ReadOptions, STREAM | given)
+    (line,) = raised.value.problems
+    assert "\n" not in line
+    assert any(line.startswith(f"{name}") for name in (*given, "password"))
+    if expected is not None:
+        assert line == expected
+
+
+def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
+    login = {"user": "app", "password": "hunter2"}
+    with pytest.raises(ConfigError) as raised:
+        parse(ReadOptions, STREAM | login | {"token": "hunter2", "minPartitions": "x"})
+    assert "hunter2" not in str(raised.value)
+    assert "hunter2" not in repr(parse(ReadOptions, STREAM | login))
+    assert "hunter2" not in repr(parse(WriteOptions, login))
+
+
+@pytest.mark.parametrize(
+    ("options", "column", "expected"),
+    [
+        ({}, ("id", st.LongType()), "format raw has no column id; format json decodes it from the payload"),
+        ({}, ("_nats_seq", st.StringType()), "column _nats_seq: its type is bigint"),
+        (
+            {"format": "json"},
+            ("id", st.LongType(), False),
+            "column id: what others publish cannot be promised to be NOT",
+        ),
+        (
+            {"format": "json"},
+            ("ids", st.ArrayType(st.LongType(), containsNull=False)),
+            "column ids: cannot be read as array<bigint>",
+        ),
+        ({"format": "json"}, ("at", st.TimestampNTZType()), "column at: cannot be read as timestamp_ntz"),
+        ({"format": "json"}, ("s", st.StructType([st.StructField("a:b", st.LongType())])), "column s: "),
+    ],
+)
+def test_a_column_that_cannot_be_read_is_one_clear_line(
+    options: dict[str, str], column: tuple[str, st.DataType], expected: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Columns(parse(ReadOptions, STREAM | options), st.StructType([st.StructField(*column)]))
+    assert str(raised.value).startswith(expected)
