@@ -98,7 +98,9 @@ app.add_typer(spark)
 
 JOBS = {
     "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
+    "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
+    "report": "One HTML page about an archive.",
 }
 
 

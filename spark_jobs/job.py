@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,8 +132,9 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
 
 def part_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of an archive a job is for: `start`, `end` and `keys`."""
-    parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help="RFC 3339, inclusive; UTC by default")
-    parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="RFC 3339, exclusive; UTC by default")
+    when = "RFC 3339, by default UTC, or today or yesterday, when it began"
+    parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help=f"inclusive; {when}")
+    parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="exclusive; in the same way")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
 
 
@@ -187,5 +188,8 @@ def one_line(error: Exception) -> str:
 
 
 def _time(text: str) -> datetime:
+    days = {"today": 0, "yesterday": 1}.get(text)
+    if days is not None:
+        return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=days)
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

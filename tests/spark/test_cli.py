@@ -73,7 +73,7 @@ def test_a_wrong_job_argument_or_configuration_is_exit_code_2(tmp_path: Path) ->
         ["query", "store.url"],
         ["query", "store.urll"],
     ]
-    assert run([*JETCAPTURE, "spark", "query", "--from", "yesterday", "file:///x", "ORDERS", SUMS]).returncode == 2
+    assert run([*JETCAPTURE, "spark", "query", "--from", "lately", "file:///x", "ORDERS", SUMS]).returncode == 2
 
 
 def test_a_failed_job_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

@@ -96,6 +96,20 @@ def test_range_and_keys_narrow_the_archive(orders: Archive, capsys: pytest.Captu
         assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
+def test_a_day_can_be_named(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    midnight = int(datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp())
+    for seq, bucket in enumerate((midnight - 86400, midnight - 3600, midnight)):
+        archive.write([seq], bucket=bucket, timestamps=[bucket * 1_000_000])
+    for arguments, expected in (
+        (["--from", "today"], "2"),
+        (["--to", "yesterday"], "NULL"),
+        (["--from", "yesterday", "--to", "today"], "0,1"),
+    ):
+        sql = "SELECT array_join(sort_array(nullif(collect_list(_nats_seq), array())), ',') AS seqs FROM archive"
+        assert main([archive.url, "ORDERS", sql, *arguments]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
 def mark(archive: Archive, seconds: float) -> None:
     """Write a watermark `seconds` after HOUR."""
     known = watermark.Watermark(
