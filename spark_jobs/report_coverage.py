@@ -122,7 +122,8 @@ def coverage(
             lives[created].append(stored)
     newest = sorted(lives, key=_moment, reverse=True)
     found = []
-    for created, end in list(zip(newest, [None, *newest], strict=False))[:MOST_LIVES]:
+    limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all before it, of a mirror for instance
+    for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MOST_LIVES]:
         whole, unclear = [], []
         for run in _runs(lives[created]):
             segment = _whole(run, copies, doubtful)
@@ -130,7 +131,7 @@ def coverage(
                 unclear.append(run)
             else:
                 whole.append(segment)
-        found.append(_life(source, created, end, whole, unclear, _settled(created, mark)))
+        found.append(_life(source, created, (begin, end), whole, unclear, _settled(created, mark)))
     return [life for life in found if life is not None], len(newest[MOST_LIVES:])
 
 
@@ -193,18 +194,21 @@ def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
 def _life(
     source: Source,
     created: str,
-    end: str | None,
+    times: tuple[int, int],
     whole: Sequence[_Segment],
     unclear: Sequence[Sequence[Stored]],
     settled: int | None,
 ) -> Life | None:
-    """The life that ended at `end`; None when none of its messages are found in the objects that may have some."""
+    """The life whose messages came at `times`, in microseconds, the end excluded.
+
+    None when no message of it is found in the objects that may have some.
+    """
     firsts = [*(segment.first for segment in whole), *(run[0].name.first_seq for run in unclear)]
     lasts = [*(segment.last for segment in whole), *(stored.name.last_seq for run in unclear for stored in run)]
     width = max(lasts) - min(firsts) + 1
     chunks = -(-width // (CELLS * _LONGEST_CHUNK))
     chunk = -(-width // (CELLS * chunks))
-    read, inner = _read(source, unclear, created, end, min(firsts), chunk, settled) if unclear else ([], [])
+    read, inner = _read(source, unclear, times, min(firsts), chunk, settled) if unclear else ([], [])
     segments = sorted([*whole, *read], key=lambda segment: segment.first)
     if not segments:
         return None
@@ -232,8 +236,7 @@ def _life(
 def _read(
     source: Source,
     runs: Sequence[Sequence[Stored]],
-    created: str,
-    end: str | None,
+    times: tuple[int, int],
     origin: int,
     chunk: int,
     settled: int | None,
@@ -250,7 +253,7 @@ def _read(
         }
     )
     if any(_AND in stored.created for run in runs for stored in run):
-        rows = rows.where((at >= _micros(created)) & (at < (_EVERY if end is None else _micros(end))))
+        rows = rows.where((at >= times[0]) & (at < times[1]))
     place = ("part", "chunk", "open")
     order = Window.partitionBy(*place).orderBy("seq", "at")
     rows = rows.repartition(max(1, sum(stored.messages for run in runs for stored in run) // _LONGEST_CHUNK), *place)

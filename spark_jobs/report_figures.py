@@ -10,17 +10,16 @@ from itertools import accumulate
 from statistics import median
 from typing import TypeVar
 
+from spark_jobs.compact import TARGET_SIZE
+from spark_jobs.compact_unit import SEALED_BY
 from spark_jobs.report_charts import Axis
 from spark_jobs.report_data import Facts
 from spark_jobs.report_source import Stored
 
-TARGET = 128 << 20
-"""Bytes that compaction makes objects of."""
-SMALL = TARGET // 8
+SMALL = TARGET_SIZE // 8
+"""Bytes below which an object is small."""
 FEW, MANY = 10, 100
 """Objects that are not worth a word, and so many that their size always is."""
-REWRITTEN = "compact"
-"""What `sealed_by` says of objects that compaction wrote: they are newer than the storing of their messages."""
 
 _CLASSES = tuple(4**power for power in range(5, 16))
 """Upper bounds of the classes of sizes, in bytes."""
@@ -88,12 +87,13 @@ def over_time(
 def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K, Wait]:
     """How long messages waited until they were stored, for the objects of each value of `by` that is not None.
 
-    All messages of an object count with the wait of its oldest. Objects that do not tell are left out.
+    All messages of an object count with the wait of its oldest. Objects that do not tell are left out, and so are those
+    that compaction wrote, long after their messages were stored.
     """
     known: dict[K, list[Stored]] = defaultdict(list)
     for stored in objects:
         group = by(stored)
-        tells = stored.oldest is not None and stored.modified is not None and stored.sealed_by != REWRITTEN
+        tells = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
         if group is not None and tells:
             known[group].append(stored)
     return {group: _wait(own) for group, own in known.items()}
@@ -136,7 +136,7 @@ def after_compaction(objects: Iterable[Stored]) -> int:
     sizes: dict[tuple[object, ...], int] = defaultdict(int)
     for stored in objects:
         sizes[stored.name.group] += stored.size
-    return sum(max(1, -(-size // TARGET)) for size in sizes.values())
+    return sum(max(1, -(-size // TARGET_SIZE)) for size in sizes.values())
 
 
 def worth_compacting(facts: Facts) -> bool:

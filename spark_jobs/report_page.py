@@ -49,11 +49,11 @@ class Finding:
 def page(facts: Facts) -> str:
     """The report, complete."""
     messages: dict[int, int] = {}
-    for stored in facts.objects or facts.quarantine:
+    for stored in (*facts.objects, *facts.quarantine):
         messages[stored.name.bucket] = messages.get(stored.name.bucket, 0) + stored.messages
     chapters = [missing.holes(facts)]
     if messages:
-        axis = Axis.over(messages, max(stored.interval for stored in facts.objects or facts.quarantine))
+        axis = Axis.over(messages, max(stored.interval for stored in (*facts.objects, *facts.quarantine)))
         volume = [sections.volume(facts, axis)] if facts.objects else []
         rest = [sections.lateness(facts, axis), sections.objects(facts, axis)] if facts.objects else []
         chapters = [*volume, *chapters, missing.quarantine(facts, axis), *rest]

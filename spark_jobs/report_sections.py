@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spark_jobs.compact_unit import SEALED_BY
 from spark_jobs.report_charts import (
     Axis,
     count_mark,
@@ -14,7 +15,6 @@ from spark_jobs.report_charts import (
 from spark_jobs.report_charts import waits as wait_chart
 from spark_jobs.report_data import Facts
 from spark_jobs.report_figures import (
-    REWRITTEN,
     SMALL,
     after_compaction,
     by_key,
@@ -25,7 +25,7 @@ from spark_jobs.report_figures import (
     waits,
     worth_compacting,
 )
-from spark_jobs.report_html import Html, day, duration, join, moment, plural, share, size, tag
+from spark_jobs.report_html import Html, clipped, day, duration, join, moment, plural, share, size, tag
 from spark_jobs.report_parts import Column, bar, chart, command, key_name, key_text, note, section, table
 
 MOST_LAYERS, MOST_KEYS, MOST_DAYS = 8, 20, 14
@@ -38,7 +38,7 @@ _SEALED = {
     "drain": "the capture was stopped",
     "caught_up": "the capture had nothing left to do",
     "error": "the block could not be written as it was, and went to the quarantine",
-    "compact": "compaction merged smaller objects",
+    SEALED_BY: "compaction merged smaller objects",
 }
 
 
@@ -148,7 +148,7 @@ def lateness(facts: Facts, axis: Axis) -> Html:
 def _waits(facts: Facts, axis: Axis) -> Html:
     points = waits(facts.objects, lambda stored: axis.place(stored.name.bucket))
     days = waits(facts.objects, lambda stored: stored.name.bucket // 86_400)
-    rewritten = sum(stored.sealed_by == REWRITTEN for stored in facts.objects)
+    rewritten = sum(stored.sealed_by == SEALED_BY for stored in facts.objects)
     left_out = note(f"Left out: {plural(rewritten, 'object')} written by compaction, long after the messages came.")
     if not points:
         return join(tag("p", "No object tells both when it was written and when its messages came."), left_out)
@@ -260,7 +260,7 @@ def objects(facts: Facts, axis: Axis) -> Html:
                 *(Column(name, "n") for name in ("objects", "messages", "median size")),
             ],
             [
-                (reason or "unknown", _SEALED.get(reason, ""), f"{count:,}", f"{messages:,}", size(middle))
+                (clipped(reason, 30) or "unknown", _SEALED.get(reason, ""), f"{count:,}", f"{messages:,}", size(middle))
                 for reason, count, messages, middle in sealed(found)
             ],
         ),

@@ -38,7 +38,7 @@ _COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "error": (layout.ERROR, "string", pa.string()),
 }
 """What rows can be asked for, and what it is in the archive and in Spark; `at` is in microseconds since the epoch."""
-_LEAST_TASKS = 8
+_LEAST_TASKS = 4
 _ROWS_OF_A_TASK = 1_000_000
 _BATCH = 1 << 16
 
