@@ -19,6 +19,7 @@ from spark_jobs.report_source import Stored
 from tests.support.report_page import Page
 
 DAY = 86_400
+UNDECODED = "could not be decoded and are in quarantine"
 MAY = int(datetime(2026, 5, 1, tzinfo=UTC).timestamp())
 
 
@@ -247,8 +248,7 @@ class TestVerdict:
             (
                 facts(life(hole(3, 4), hole(6, 6)), bad=2),
                 True,
-                "3 of 10 sequences, in 2 holes, are not stored, and 2 messages could not be decoded and are in "
-                "quarantine.",
+                f"3 of 10 sequences, in 2 holes, are not stored, and 2 messages {UNDECODED}.",
             ),
             (
                 facts(life(), bad=1),
