@@ -1,4 +1,5 @@
-# docker build -t jetcapture .
+# docker build -t jetcapture .                                 the capture
+# docker build -t jetcapture-spark --target spark .            the same, with Java and the Spark jobs
 # docker run --read-only --tmpfs /tmp -v "$PWD/jetcapture.yaml:/etc/jetcapture.yaml:ro" jetcapture run /etc/jetcapture.yaml
 
 FROM python:3.13-slim AS build
@@ -9,10 +10,15 @@ COPY spark_jobs spark_jobs
 RUN python -m venv /opt/jetcapture \
  && /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure]'
 
-FROM python:3.13-slim
-COPY --from=build /opt/jetcapture /opt/jetcapture
-RUN install -d -o 10001 -g 10001 /var/lib/jetcapture
-# HOME: the user has no home directory, and cloud SDKs look for their settings there
+FROM build AS build-spark
+RUN /opt/jetcapture/bin/pip install --no-cache-dir '.[s3,azure,spark]'
+
+FROM python:3.13-slim AS base
+# with a name: Java does not know who it is without one
+RUN groupadd --gid 10001 jetcapture \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin jetcapture \
+ && install -d -o 10001 -g 10001 /var/lib/jetcapture
+# HOME: cloud SDKs look for their settings there
 ENV PATH=/opt/jetcapture/bin:$PATH \
     HOME=/tmp \
     PYTHONUNBUFFERED=1 \
@@ -24,3 +30,14 @@ VOLUME /var/lib/jetcapture
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["jetcapture"]
 CMD ["--help"]
+
+FROM base AS spark
+USER 0:0
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends default-jre-headless \
+ && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
+COPY --from=build-spark /opt/jetcapture /opt/jetcapture
+
+FROM base
+COPY --from=build /opt/jetcapture /opt/jetcapture

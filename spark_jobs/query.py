@@ -116,7 +116,10 @@ def columns_in(sql: str) -> Callable[[str], bool] | None:
 
 
 def _complete(chosen: argparse.Namespace) -> datetime:
-    """Where the messages end of which the watermark says that all are stored, or `chosen.end` when that is earlier."""
+    """Where the messages end of which the watermark says that all are stored, or `chosen.end` when that is earlier.
+
+    Says so when that cuts off a part of what was asked for.
+    """
     place = Place.open(chosen.url, chosen.options)
     known = watermark.read(place.fs, place.root, chosen.stream)
     if known is None:
@@ -124,7 +127,11 @@ def _complete(chosen: argparse.Namespace) -> datetime:
             f"{place.shown} has no watermark of stream {chosen.stream}: nothing says what is complete"
         )
     end = known.time + timedelta(microseconds=1)  # an end is exclusive
-    return end if chosen.end is None else min(end, chosen.end)
+    if chosen.end is not None and chosen.end <= end:
+        return chosen.end
+    if chosen.end is not None:
+        sys.stderr.write(f"only complete up to {known.time.isoformat()}: what came later is left out\n")
+    return end
 
 
 def _publish(frame: DataFrame, chosen: argparse.Namespace) -> None:

@@ -7,10 +7,15 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import struct
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +26,8 @@ import yaml
 from moto.server import ThreadedMotoServer
 from nats.js.errors import NotFoundError
 
-from jetcapture_py import config, layout
+from jetcapture_py import config, layout, watermark
+from jetcapture_py.cli import JOBS
 from jetcapture_py.units import parse_size
 from tests.support.nats_server import NatsServer
 from tests.support.running import consumer, publish, rows, settings, until
@@ -106,7 +112,9 @@ def test_the_s3_configuration_needs_only_its_environment(nats_server: Callable[.
     )
 
     found: dict[str | None, list[dict[str, Any]]] = {}
-    for entry in client.list_objects_v2(Bucket="archive")["Contents"]:
+    entries = {entry["Key"]: entry for entry in client.list_objects_v2(Bucket="archive")["Contents"]}
+    assert entries.pop(f"nats/{watermark.path('ORDERS')}")
+    for entry in entries.values():
         name = layout.parse_path(entry["Key"].removeprefix("nats/"))
         assert name is not None, entry["Key"]
         body = client.get_object(Bucket="archive", Key=entry["Key"])["Body"].read()
@@ -177,47 +185,121 @@ def test_the_custom_decoder_gives_a_row_for_each_reading(
     }
 
 
-def workload(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ConfigMap and the pod of a Kubernetes example."""
-    documents = {each["kind"]: each for each in yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text())}
-    config_map = documents.pop("ConfigMap")
+KUBERNETES = EXAMPLES / "kubernetes"
+CONFIG_MAPS = {
+    each["metadata"]["name"]: each["data"]
+    for path in KUBERNETES.glob("*.yaml")
+    for each in yaml.safe_load_all(path.read_text())
+    if each["kind"] == "ConfigMap"
+}
+
+
+def workload(name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The files that the pod of a Kubernetes example has as its configuration, and the pod."""
+    documents = {each["kind"]: each for each in yaml.safe_load_all((KUBERNETES / name).read_text())}
+    documents.pop("ConfigMap", None)
     ((kind, other),) = documents.items()
     spec = other["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else other["spec"]
     if kind == "Deployment":
         labels = spec["template"]["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels.items()
-    return config_map, spec["template"]["spec"]
+    pod = spec["template"]["spec"]
+    (mounted,) = (volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume)
+    return CONFIG_MAPS[mounted], pod
 
 
-WORKLOADS = sorted(path.name for path in (EXAMPLES / "kubernetes").glob("*.yaml"))
+WORKLOADS = sorted(path.name for path in KUBERNETES.glob("*.yaml"))
+CAPTURES = ["cronjob.yaml", "deployment.yaml"]
+SCHEDULED = [name for name in WORKLOADS if name not in CAPTURES]
+
+
+def checked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the job's own parser read its arguments, and go no further."""
+    assert words[:1] == ["spark"]
+    module = import_module(f"spark_jobs.{words[1]}")
+    monkeypatch.setattr(module, "guarded", lambda _name, _job: 0)
+    assert words[1] in JOBS
+    assert module.main(words[2:]) == 0
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_finds_its_valid_configuration(name: str) -> None:
-    config_map, pod = workload(name)
+    files, pod = workload(name)
     (container,) = pod["containers"]
-    ((file, text),) = config_map["data"].items()
+    ((file, text),) = files.items()
     loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
     mounts = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert mounts.keys() == volumes.keys()
-    assert volumes["config"]["configMap"]["name"] == config_map["metadata"]["name"]
-    assert container["args"][:2] == ["run", str(mounts["config"] / file)]
-    assert ("--until-caught-up" in container["args"]) is (name == "cronjob.yaml")
-    assert loaded.nats.creds is not None
-    assert mounts["nats"] == PurePosixPath(loaded.nats.creds).parent
+    words = " ".join(container["args"]).replace("=", " ").split()
+    assert str(mounts["config"] / file) in words
+    if name in CAPTURES:
+        assert words[0] == "run"
+        assert ("--until-caught-up" in words) is (name == "cronjob.yaml")
+    if name in CAPTURES or "--to-nats" in words:
+        assert loaded.nats.creds is not None
+        assert mounts["nats"] == PurePosixPath(loaded.nats.creds).parent
     assert volumes["tmp"] == {"name": "tmp", "emptyDir": {}}
     assert mounts["tmp"] == PurePosixPath("/tmp")
 
 
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_a_scheduled_pod_runs_a_job_with_arguments_that_it_understands(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, pod = workload(name)
+    (container,) = pod["containers"]
+    ((file, text),) = files.items()
+    (tmp_path / file).write_text(text)
+    for each in container["env"]:
+        monkeypatch.setenv(each["name"], each["value"])
+    (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
+    checked([word.replace(mounted, str(tmp_path)) for word in container["args"]], monkeypatch)
+    # the image has no packages for Spark's own reader
+    assert container["args"][1] in ("compact", "report") or "--engine=arrow" in container["args"]
+
+
+def test_the_crontab_runs_jobs_with_arguments_that_they_understand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text((EXAMPLES / "minimal.yaml").read_text())
+    lines = [line for line in (EXAMPLES / "crontab").read_text().splitlines() if line and not line.startswith("#")]
+    variables = dict(line.split("=", 1) for line in lines if re.match(r"[A-Z]+=", line))
+    jobs = [line.split(maxsplit=5) for line in lines if line.partition("=")[0] not in variables]
+    assert {"CONFIG", "JETCAPTURE"} == variables.keys()
+    assert len(jobs) == 3
+    for *when, command in jobs:
+        assert all(re.fullmatch(r"\*|[0-9]+", field) for field in when)
+        assert "%" not in command  # cron would take it for the end of the line
+        words = shlex.split(command.replace("$CONFIG", str(path)))
+        assert words[0] == "$JETCAPTURE"
+        checked(words[1:], monkeypatch)
+
+
+def test_an_image_has_the_extras_that_there_are_and_every_pod_uses_one() -> None:
+    text = (REPOSITORY / "Dockerfile").read_text()
+    known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = [set(extras.split(",")) for extras in re.findall(r"'\.\[(.+?)\]'", text)]
+    assert installed == [{"s3", "azure"}, {"s3", "azure", "spark"}]
+    assert all(extras <= known.keys() for extras in installed)
+    assert "\nFROM base AS spark\n" in text
+    for name in WORKLOADS:
+        (container,) = workload(name)[1]["containers"]
+        image = "jetcapture-spark" if name in SCHEDULED else "jetcapture"
+        assert container["image"] == f"{image}:{version('jetcapture')}"
+
+
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_may_do_little_and_has_time_and_memory_enough(name: str) -> None:
-    config_map, pod = workload(name)
+    files, pod = workload(name)
     (container,) = pod["containers"]
-    (text,) = config_map["data"].values()
+    (text,) = files.values()
     loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
-    assert pod["terminationGracePeriodSeconds"] > loaded.drain_timeout
-    assert parse_size(f"{container['resources']['limits']['memory']}B") > loaded.limits.memory
+    if name in CAPTURES:
+        assert pod["terminationGracePeriodSeconds"] > loaded.drain_timeout
+    least = loaded.limits.memory if name in CAPTURES else 2 << 30  # Java's heap, and the Python workers
+    assert parse_size(f"{container['resources']['limits']['memory']}B") > least
     user = f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}"
     assert f"\nUSER {user}\n" in (REPOSITORY / "Dockerfile").read_text()
     assert pod["securityContext"]["runAsNonRoot"]

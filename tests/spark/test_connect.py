@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -114,6 +115,16 @@ def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: A
         ),
         "[Row(amount=5), Row(amount=6)]",
     ]
+
+
+def test_the_notebook_of_the_examples_runs(server: str, orders: Archive) -> None:
+    now = int(time.time())
+    orders.write([9], "recent", bucket=now - now % 3600)
+    notebook = Path(__file__).parents[2] / "examples" / "notebook.py"
+    done = run("", str(notebook), server, orders.url, "ORDERS")
+    assert done.returncode == 0, done.stderr
+    assert "recent" in done.stdout
+    assert "truncated" in done.stdout
 
 
 def test_query_runs_on_the_server_that_spark_remote_names(server: str, orders: Archive) -> None:

@@ -123,14 +123,16 @@ def mark(archive: Archive, seconds: float) -> None:
 def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     orders.write([5], quarantine=True, stage=["decode"], error=["truncated"])
     mark(orders, 2e-6)  # the time of message 2
-    for sql, arguments, expected in (
-        ("SELECT max(_nats_seq) AS n FROM archive", [], "2"),
-        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-01T12:00:00.000002"], "1"),
-        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-02"], "2"),
-        ("SELECT count(*) AS n FROM quarantine", [], "0"),
+    cut = "only complete up to 2026-05-01T12:00:00.000002+00:00: what came later is left out\n"
+    for sql, arguments, expected, said in (
+        ("SELECT max(_nats_seq) AS n FROM archive", [], "2", ""),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-01T12:00:00.000002"], "1", ""),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-02"], "2", cut),
+        ("SELECT count(*) AS n FROM quarantine", [], "0", ""),
     ):
         assert main([orders.url, "ORDERS", sql, "--complete-only", *arguments]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == expected
+        output = capsys.readouterr()
+        assert (output.out.splitlines()[-1], output.err) == (expected, said)
 
 
 def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
