@@ -31,7 +31,7 @@ lint: $(FOR_DEV)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
-	$(RUN) mypy examples/custom_decoder.py
+	$(RUN) mypy examples/custom_decoder.py examples/notebook.py
 
 bench: $(FOR_DEV)
 	$(RUN) benchmarks.receive $(ARGS)

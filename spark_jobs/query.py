@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
@@ -126,10 +127,10 @@ def _complete(chosen: argparse.Namespace) -> datetime:
         raise JetcaptureError(
             f"{place.shown} has no watermark of stream {chosen.stream}: nothing says what is complete"
         )
-    end = known.time + timedelta(microseconds=1)  # an end is exclusive
-    if chosen.end is not None and chosen.end <= end:
-        return chosen.end
-    if chosen.end is not None:
+    end, asked = known.time + timedelta(microseconds=1), cast(datetime | None, chosen.end)  # an end is exclusive
+    if asked is not None and asked <= end:
+        return asked
+    if asked is not None:
         sys.stderr.write(f"only complete up to {known.time.isoformat()}: what came later is left out\n")
     return end
 
@@ -168,7 +169,11 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
 def _target(output: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that gets its name only when it is complete."""
     if output is None:
-        yield sys.stdout
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads it has enough, as `head` does; nor shall the interpreter try again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     path = Path(output)
     partial = path.with_name(f".{path.name}.partial")

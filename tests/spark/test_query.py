@@ -4,6 +4,8 @@ import asyncio
 import csv
 import io
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -82,6 +84,17 @@ def test_a_file_appears_only_when_the_query_succeeded(orders: Archive, tmp_path:
     failing = "SELECT raise_error('no') FROM archive"
     assert main([orders.url, "ORDERS", failing, "--format", "csv", "--output", str(bad)]) == 1
     assert [path.name for path in tmp_path.glob("*bad*")] == []
+
+
+def test_whoever_reads_the_output_may_stop(
+    orders: Archive, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main([orders.url, "ORDERS", SUMS]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_range_and_keys_narrow_the_archive(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
