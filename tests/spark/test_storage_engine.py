@@ -16,9 +16,11 @@ from spark_jobs.archive import read_archive
 from spark_jobs.engine import ArrowEngine, rows_of
 from spark_jobs.query import columns_in, main
 from tests.spark.conftest import HOUR, Archive
-from tests.support import s3
+from tests.support import azurite, s3
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
@@ -172,6 +174,23 @@ def test_an_archive_in_s3_is_queried_without_a_file_system_of_sparks(
         assert capsys.readouterr().out == "n\n5\n"
         assert main([*where, "SELECT stage, _nats_seq FROM quarantine", "--format", "csv"]) == 0
         assert capsys.readouterr().out == "stage,_nats_seq\ndecode,7\n"
+
+
+def test_an_archive_in_azure_is_queried_without_a_file_system_of_sparks(
+    spark: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archive.write([1, 2], "a b/ü%", amount=[1.0, 2.0])
+    with azurite.serve(tmp_path) as connection:
+        azurite.upload(connection, archive.root)
+        monkeypatch.setenv("AZURE", connection)
+        sql = "SELECT key, sum(amount) AS total FROM archive GROUP BY key"
+        where = [azurite.URL, "ORDERS", "--option", "connection_string=${AZURE}", "--engine", "arrow"]
+        assert main([*where, sql, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "key,total\na b/ü%,3.0\n"
 
 
 @pytest.mark.parametrize(

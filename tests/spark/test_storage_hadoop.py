@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from azure.storage.blob import BlobServiceClient
 
 from tests.spark.conftest import HOUR, Archive
 from tests.support import azurite, s3
@@ -88,12 +87,10 @@ def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret
 
 
 def test_spark_reads_azure_with_the_captures_options(orders: Archive, tmp_path: Path) -> None:
-    with azurite.serve(tmp_path) as connection, BlobServiceClient.from_connection_string(connection) as service:
-        container = service.create_container("archive")
-        for path in sorted(orders.root.rglob("*.parquet")):
-            container.upload_blob(f"nats/{path.relative_to(orders.root)}", path.read_bytes())
+    with azurite.serve(tmp_path) as connection:
+        azurite.upload(connection, orders.root)
         sums = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY total"
         options = ["--format", "csv", "--option", "connection_string=${AZURE}"]
-        words = ["-m", "spark_jobs.query", "az://archive/nats", "ORDERS", sums, *options]
+        words = ["-m", "spark_jobs.query", azurite.URL, "ORDERS", sums, *options]
         done = run(words, AZURE=connection)
     assert (done.returncode, done.stdout) == (0, "key,total\neu,10.0\na b/ü%,11.0\n,20.0\n"), done.stderr

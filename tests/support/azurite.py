@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from azure.storage.blob import BlobServiceClient
 
 NAME = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The account that every Azurite has, as its documentation says; no secret."""
+URL = "az://archive/nats"
+"""Where `upload` puts an archive."""
 
 
 @contextlib.contextmanager
@@ -43,3 +46,11 @@ def serve(home: Path) -> Iterator[str]:
             )
         finally:
             process.terminate()
+
+
+def upload(connection: str, root: Path) -> None:
+    """Put the archive at `root` into a new container."""
+    with BlobServiceClient.from_connection_string(connection) as service:
+        container = service.create_container("archive")
+        for path in sorted(root.rglob("*.parquet")):
+            container.upload_blob(f"nats/{path.relative_to(root)}", path.read_bytes())
