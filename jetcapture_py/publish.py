@@ -152,14 +152,16 @@ class Publisher:
         ids: pa.Array | None = None,
         *,
         extra: Mapping[str, pa.Array] | None = None,
+        lines: pa.BinaryArray | None = None,
         stored: bool = False,
     ) -> None:
         """Publish the rows of columns, as `publish` does one message, at a fraction of its cost.
 
         `subjects` are strings without nulls; `payloads` binary or strings, null is empty; `headers` map<string,
         list<string>>, null for none. `ids` and the columns of `extra`, by header name, are strings, null for none; they
-        take the place of headers of that name. `stored` allows header names and values that `publish` would refuse but
-        NATS has taken before. Nothing of the columns is published when a subject in them is invalid.
+        take the place of headers of that name. `lines` are further header lines as they are, each with its end, null
+        for none. `stored` allows header names and values that `publish` would refuse but NATS has taken before. Nothing
+        of the columns is published when a subject in them is invalid.
         """
         if self._error is not None:
             raise self._error
@@ -176,6 +178,7 @@ class Publisher:
                 None if headers is None else headers.slice(start, rows),
                 {name: values.slice(start, rows) for name, values in added.items()},
                 rows,
+                lines=None if lines is None else lines.slice(start, rows),
                 stored=stored,
             )
             sizes = pc.binary_length(bodies)

@@ -70,12 +70,18 @@ def _check_name(name: str, allowed: re.Pattern[str]) -> None:
 
 
 def header_blocks(
-    headers: pa.MapArray | None, extra: Mapping[str, pa.Array], rows: int, *, stored: bool = False
+    headers: pa.MapArray | None,
+    extra: Mapping[str, pa.Array],
+    rows: int,
+    *,
+    lines: pa.BinaryArray | None = None,
+    stored: bool = False,
 ) -> pa.BinaryArray | None:
     """The header block of every row, "" for a row without headers; None when no row has any.
 
     `headers` is map<string, list<string>>; null lists and values in it are left out. `extra` gives every row one more
-    header by that name, behind the others and in place of any of that name; none where it is null.
+    header by that name, behind the others and in place of any of that name; none where it is null. `lines` are whole
+    lines with their ends, which are not looked at; null for none.
 
     `stored` allows what NATS has taken before, though one should not write it: anything but a line end, and a colon in
     a name. Raises SourceError for what is not allowed.
@@ -92,6 +98,9 @@ def header_blocks(
         if any(name in extra for name in distinct_names(headers)):
             headers = without(headers, extra.__contains__)
         parts.insert(0, _map_lines(headers, stored))
+    if lines is not None and lines.null_count < rows:
+        has = lines.is_valid() if has is None else pc.or_(has, lines.is_valid())
+        parts.insert(0, pc.fill_null(lines, b""))
     if has is None or not pc.any(has).as_py():
         return None
     body = pc.binary_join_element_wise(_text(_VERSION), *parts, _text("\r\n"), _text(""))

@@ -47,6 +47,7 @@ class Archive:
         headers: Sequence[object] | None = None,
         payloads: Sequence[bytes | None] | None = None,
         columns: Mapping[str, pa.Array | list[object]] | None = None,
+        metadata: Mapping[str, str] | None = None,
         **fields: pa.Array | list[object],
     ) -> layout.ObjectName:
         """Store one object with these messages; a timestamp, unless given, is the bucket's start plus its sequence."""
@@ -78,7 +79,8 @@ class Archive:
         )
         path = self.root / name.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
+        footer = {f"{layout.METADATA_PREFIX}{entry}": value for entry, value in (metadata or {}).items()}
+        pq.write_table(table.replace_schema_metadata(footer), path)
         return name
 
 

@@ -1,0 +1,140 @@
+"""What a replay would publish, counted before anything is: how much, from when, and whether it goes where it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.units import format_duration
+from spark_jobs.replay_rows import Rows
+from spark_jobs.replay_target import Stream
+from spark_jobs.replay_task import TIMESTAMP, Pace
+from spark_jobs.subjects import covers, matching, overlaps
+
+SAFE_WINDOW = 120.0
+"""Seconds: a shorter duplicate window is worth a warning, because Spark runs a lost task again after minutes."""
+
+_SHOWN = 5
+_FAST = 50_000
+"""Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """`first` and `last` are the oldest and the newest timestamp in microseconds; `size` counts the bytes of payloads
+    and `subjects` the messages of the most frequent target subjects, both only where asked for."""
+
+    messages: int
+    first: int | None = None
+    last: int | None = None
+    size: int | None = None
+    distinct: int = 0
+    subjects: Sequence[tuple[str, int]] = field(default=())
+
+    def seconds(self, pace: Pace | None) -> float:
+        """About how long the replay takes."""
+        if pace is None:
+            return self.messages / _FAST
+        by_rate = self.messages / (pace.rate or _FAST)
+        if pace.speed is None or self.first is None or self.last is None:
+            return by_rate
+        longest = float("inf") if pace.max_gap is None else pace.max_gap * self.messages
+        return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
+
+
+def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
+    """Whether patterns alone say that every message has a stream, and that none is captured again."""
+    return any(covers(each, pattern) for stream in streams for each in stream.subjects) and not any(
+        overlaps(each, pattern) for filters in ingested.values() for each in filters
+    )
+
+
+def survey(
+    rows: Rows,
+    streams: Sequence[Stream],
+    ingested: Mapping[str, Sequence[str]],
+    *,
+    details: bool = False,
+) -> Survey:
+    """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError when a row has no stream to go to, or
+    goes to where the archive's capture takes its messages from."""
+    subject = sf.col("subject")
+    nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
+    back = reduce(or_, (_captured(subject, stream, ingested.get(stream.name, ())) for stream in streams), sf.lit(False))  # noqa: FBT003
+    timed = TIMESTAMP in rows.frame.columns
+    (found,) = rows.frame.agg(
+        sf.count("*").alias("messages"),
+        sf.count_if(subject.isNull()).alias("without"),
+        _first(nowhere).alias("nowhere"),
+        _first(back).alias("back"),
+        *((sf.min(TIMESTAMP).alias("first"), sf.max(TIMESTAMP).alias("last")) if timed else ()),
+        *((sf.sum(sf.length("payload")).alias("size"),) if details else ()),
+        *((sf.approx_count_distinct(subject).alias("distinct"),) if details else ()),
+    ).collect()
+    if found["without"]:
+        raise JetcaptureError(f"{found['without']} rows have no subject: a part of it is null")
+    if found["nowhere"] is not None:
+        raise JetcaptureError(f"no stream listens on {found['nowhere']}; nothing was published")
+    if found["back"] is not None:
+        raise JetcaptureError(
+            f"this archive's capture takes {found['back']} from stream {', '.join(ingested)}, and would archive "
+            "what it has again; choose another --subject, or allow it with --allow-loop"
+        )
+    frequent = rows.frame.groupBy("subject").count().orderBy(sf.desc("count"), "subject").limit(_SHOWN)
+    return Survey(
+        messages=found["messages"],
+        first=found["first"] if timed else None,
+        last=found["last"] if timed else None,
+        size=(found["size"] or 0) if details else None,
+        distinct=found["distinct"] if details else 0,
+        subjects=[(row[0], row[1]) for row in frequent.collect()] if details else (),
+    )
+
+
+def _first(condition: Column) -> Column:
+    """A subject for which the condition holds, if there is one."""
+    return sf.min(sf.when(condition, sf.col("subject")))
+
+
+def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column:
+    return matching(subject, stream.subjects) & matching(subject, filters)
+
+
+def describe(found: Survey, streams: Sequence[Stream]) -> Iterator[str]:
+    """The survey for people, line by line."""
+    yield f"would replay {found.messages:,} messages with {found.size or 0:,} bytes"
+    if found.subjects:
+        shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
+        others = ", …" if found.distinct > len(found.subjects) else ""
+        about = "about " if others else ""
+        number = max(found.distinct, len(found.subjects)) if others else len(found.subjects)
+        yield f"to {about}{number:,} subjects: {shown}{others}"
+    if found.first is not None and found.last is not None:
+        yield f"from {_time(found.first)} to {_time(found.last)}"
+    for stream in streams:
+        yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
+
+
+def _time(microseconds: int) -> str:
+    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
+    """A warning when a stream forgets message ids too soon for a replay that takes so long; None when none does."""
+    needed = max(SAFE_WINDOW, seconds)
+    short = [stream for stream in streams if stream.window < needed]
+    if not short:
+        return None
+    worst = min(short, key=lambda stream: stream.window)
+    return (
+        f"stream {worst.name} knows message ids for {format_duration(worst.window)} only (its duplicate_window), and "
+        f"{format_duration(round(needed))} would be safe: what Spark has to publish again after that is stored twice"
+    )
