@@ -78,7 +78,7 @@ def _collected(
         except VanishedError:
             continue
         except PySparkException as error:
-            if "FILE_NOT_EXIST" not in str(error):
+            if VanishedError.__name__ not in str(error):  # raised by a worker
                 raise
     return collect(spark, url, stream, choice, dedupe, options)
 

@@ -185,7 +185,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
     if facts.reasons:
         first = facts.reasons[0]
         text = f"{plural(bad, 'message')} in quarantine ({share(bad, bad + total)}). Most frequent reason: "
-        text += clipped(first.error, 90)
+        text += f"{clipped(first.error, 90)}."
         yield Finding(look=True, text=text, chapter="quarantine")
     if worth_compacting(facts):
         after = after_compaction(facts.objects)

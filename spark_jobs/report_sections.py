@@ -28,7 +28,7 @@ from spark_jobs.report_figures import (
 from spark_jobs.report_html import Html, clipped, day, duration, join, moment, plural, share, size, tag
 from spark_jobs.report_parts import Column, bar, chart, command, key_name, key_text, note, section, table
 
-MOST_LAYERS, MOST_KEYS, MOST_DAYS = 8, 20, 14
+MOST_LAYERS, MOST_KEYS, MOST_DAYS, MOST_SEALS = 8, 20, 14, 12
 
 _SEALED = {
     "age": "the block was as old as block.max_age allows",
@@ -261,7 +261,7 @@ def objects(facts: Facts, axis: Axis) -> Html:
             ],
             [
                 (clipped(reason, 30) or "unknown", _SEALED.get(reason, ""), f"{count:,}", f"{messages:,}", size(middle))
-                for reason, count, messages, middle in sealed(found)
+                for reason, count, messages, middle in sealed(found)[:MOST_SEALS]
             ],
         ),
     )

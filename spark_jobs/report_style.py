@@ -149,7 +149,12 @@ footer { color: var(--faint); font-size: 13px; padding-bottom: 36px; }
 }
 @media print {
   body { background: #ffffff; font-size: 11pt; }
-  section, .tile { break-inside: avoid; border-color: #c0c0ba; }
+  section, .tile { border-color: #c0c0ba; }
+  .verdict, .tile, .plot, .strip, tr { break-inside: avoid; }
+  h2, h3, .legend, caption { break-after: avoid; }
+  .scroll { overflow: visible; }
+  table { font-size: 9pt; }
+  th, td { padding-right: 8px; }
   nav { display: none; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
