@@ -144,6 +144,7 @@ class Fetch:
             check_created(stream, self._part.created, state.created)
             if not self._part.per_subject:
                 check_there(stream, self._last + 1, state)
+                check_there(stream, max(self._part.end, state.first), state)
         if not answer["num_pending"] or state.created != self._part.created:
             self._finish()
             return

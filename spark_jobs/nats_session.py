@@ -36,6 +36,7 @@ class Session:
     def __init__(self, options: ReadOptions, name: str) -> None:
         self.timeout = options.timeout
         self.on_disconnected: Callable[[], None] = lambda: None
+        self._denied = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
@@ -47,7 +48,7 @@ class Session:
                     on_disconnected=self._disconnected,
                     on_reconnected=self._quiet,
                     on_closed=self._disconnected,
-                    on_error=self._quiet,
+                    on_error=self._errored,
                     patience=options.timeout,
                 )
             )
@@ -59,8 +60,13 @@ class Session:
     async def _disconnected(self) -> None:
         self.on_disconnected()
 
-    async def _quiet(self, *_: object) -> None:
-        """A reconnect, or what led to one: who waits for an answer notices by itself."""
+    async def _quiet(self) -> None:
+        """A reconnect: who waits for an answer notices by itself."""
+
+    async def _errored(self, error: Exception) -> None:
+        """Only a request that is not allowed matters: nobody will answer it."""
+        if "permissions violation" in str(error).lower():
+            self._denied = str(error).removeprefix("nats: ").strip("'")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, done in the connection's thread."""
@@ -88,6 +94,8 @@ class Session:
                 reason: Exception = error
             except UnavailableError as error:
                 reason = error
+            if self._denied:
+                raise SourceError(f"NATS refused: {self._denied}")
             if self.connection.is_closed:
                 raise SourceError(f"the connection to NATS was closed for good: {self.connection.last_error or reason}")
             if clock() > deadline:

@@ -15,6 +15,7 @@ from spark_jobs.nats_offsets import Positions, Range, consumer_name
 from spark_jobs.nats_options import ReadOptions
 from spark_jobs.nats_session import Session
 from tests.spark.live import ENVELOPE, Live
+from tests.support.nats_server import NatsServer
 
 MESSAGES = 20_000
 
@@ -109,6 +110,19 @@ def test_a_server_that_is_not_there_is_one_clear_error(live: Live) -> None:
     live.server.stop()
     with pytest.raises(SourceError, match=r"cannot connect to NATS at nats://127\.0\.0\.1:\d+: "):
         list(sequences(live, live.read_options(timeout="1s")))
+
+
+def test_what_the_login_may_not_do_is_one_clear_error(nats_server: Callable[..., NatsServer]) -> None:
+    permissions = '{ publish: { allow: ["$JS.API.STREAM.>"] } }'
+    live = Live(
+        nats_server(
+            "authorization { users: [ { user: admin, password: s3cret }, "
+            f"{{ user: app, password: s3cret, permissions: {permissions} }} ] }}\nno_auth_user: admin"
+        )
+    )
+    options = live.read_options(user="app", password="s3cret")
+    with pytest.raises(SourceError, match=r"NATS refused: permissions violation for publish to .\$js\.api\.consumer"):
+        list(sequences(live, options))
 
 
 def test_nothing_of_other_ranges_is_asked_for(live: Live) -> None:
