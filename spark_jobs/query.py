@@ -28,9 +28,11 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from jetcapture_py import watermark
+from jetcapture_py.config import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import archive_view
 from spark_jobs.job import archive_arguments, guarded, session
+from spark_jobs.login import login, login_arguments
 from spark_jobs.storage import Place, in_spark
 
 FORMATS = ("table", "csv", "json", "parquet")
@@ -51,24 +53,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
     parser.add_argument("--to-nats", metavar="SUBJECT", help='publish the rows, acknowledged: "sums.{key}"')
-    parser.add_argument("--servers", action="append", help="where --to-nats publishes; default: the configuration's")
+    login_arguments(parser)
     chosen = parser.parse_args(arguments)
     if chosen.format == "parquet" and chosen.output is None:
         parser.error("--format parquet needs --output")
     if chosen.to_nats is not None and (chosen.output is not None or chosen.format != "table"):
         parser.error("--to-nats goes with neither --format nor --output")
-    if chosen.to_nats is not None and chosen.nats is None and not chosen.servers:
-        parser.error("--to-nats needs --servers or --config")
+    if chosen.to_nats is None and chosen.servers is not None:
+        parser.error("--servers goes with --to-nats")
     return guarded("query", lambda: _run(chosen))
 
 
 def _run(chosen: argparse.Namespace) -> None:
+    servers = None if chosen.to_nats is None else login(chosen)
     output = chosen.output if chosen.format == "parquet" else None
-    frame = query(query_session("jetcapture query", chosen, output), chosen)
-    if chosen.to_nats is None:
+    spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
+    frame = query(spark, chosen)
+    if servers is None:
         write(frame, chosen.format, chosen.output, chosen.options)
     else:
-        _publish(frame, chosen)
+        _publish(frame, servers, chosen)
+
+
+def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) -> None:
+    from spark_jobs.replay import replay  # it has its rows from this module
+    from spark_jobs.replay_origin import origin_of
+
+    done = replay(frame, servers, chosen.to_nats, origin=origin_of(chosen.url, chosen.stream, chosen.options))
+    sys.stdout.write(f"published {done.published} messages\n")
 
 
 def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
@@ -77,11 +89,6 @@ def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
     parser.add_argument(
         "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
     )
-
-
-def query_session(app_name: str, chosen: argparse.Namespace, output: str | None = None) -> SparkSession:
-    """A session for `query`, that can write to `output`, too."""
-    return session(app_name, chosen.url if chosen.engine == "spark" else None, output)
 
 
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
@@ -133,13 +140,6 @@ def _complete(chosen: argparse.Namespace) -> datetime:
     if asked is not None:
         sys.stderr.write(f"only complete up to {known.time.isoformat()}: what came later is left out\n")
     return end
-
-
-def _publish(frame: DataFrame, chosen: argparse.Namespace) -> None:
-    from spark_jobs.replay import replay  # replay has its rows from this module
-
-    done = replay(frame, chosen.servers or list(chosen.nats.servers), chosen.to_nats)
-    sys.stdout.write(f"published {done.published} messages\n")
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is

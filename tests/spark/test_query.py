@@ -166,7 +166,7 @@ def test_the_captures_configuration_says_where_the_archive_is(
 
 def published(server: NatsServer) -> list[tuple[str, object]]:
     async def read() -> list[tuple[str, object]]:
-        nc = await nats.connect(server.url)
+        nc = await nats.connect(server.url, user="u", password="p")
         js = nc.jetstream()
         count = (await js.stream_info("SUMS")).state.messages
         found = [await js.get_msg("SUMS", seq + 1) for seq in range(count)]
@@ -182,20 +182,23 @@ def test_rows_go_straight_to_nats(
     nats_server: Callable[..., NatsServer],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     from_configuration: bool,
 ) -> None:
-    server = nats_server()
+    server = nats_server('authorization { user: "u", password: "p" }')
 
     async def create() -> None:
-        nc = await nats.connect(server.url)
+        nc = await nats.connect(server.url, user="u", password="p")
         await nc.jetstream().add_stream(name="SUMS", subjects=["sums.>"])
         await nc.close()
 
     asyncio.run(create())
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(settings(server.url, orders.url)))
+    path.write_text(yaml.safe_dump(settings(server.url, orders.url, nats={"user": "u", "password": "p"})))
+    monkeypatch.setenv("NATS_PASSWORD", "p")
+    direct = [orders.url, "ORDERS", "--servers", server.url, "--user", "u"]
+    where = ["--config", str(path)] if from_configuration else direct
     sql = "SELECT key, sum(amount) AS total FROM archive WHERE key IS NOT NULL GROUP BY key ORDER BY key"
-    where = ["--config", str(path)] if from_configuration else [orders.url, "ORDERS", "--servers", server.url]
     assert main([*where, sql, "--to-nats", "sums.{key}"]) == 0
     assert capsys.readouterr().out.startswith("published 2 messages")
     assert sorted(published(server), key=str) == [
@@ -204,11 +207,16 @@ def test_rows_go_straight_to_nats(
     ]
 
 
+def test_where_to_publish_must_be_said(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS, "--to-nats", "sums.{key}"]) == 2
+    assert capsys.readouterr().err.startswith("query: --servers: missing")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--format", "parquet"],
-        ["--to-nats", "sums"],
+        ["--servers", "nats://127.0.0.1:1"],
         ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--format", "csv"],
         ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--output", "sums.txt"],
     ],
