@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(chosen: argparse.Namespace) -> None:
     keys = chosen.keys and [key or None for key in chosen.keys]
     choice = Choice(start=chosen.start, end=chosen.end, keys=keys, complete=chosen.complete_only)
-    spark = session("jetcapture report")
+    spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
     facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
     _write(Path(chosen.output), page(facts))
     sys.stdout.write(f"{chosen.output}: {verdict(facts)[1]}\n")

@@ -31,6 +31,7 @@ from spark_jobs.report_coverage import MOST_HOLES, Life
 from spark_jobs.report_data import MOST_REASONS, Choice, Facts, collect
 from spark_jobs.report_source import Source
 from tests.spark.conftest import HOUR
+from tests.support import s3
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Page
 from tests.support.running import capture_all, config, publish
@@ -564,6 +565,18 @@ class TestCommand:
     ) -> None:
         assert main([str(orders.root), STREAM, "--output", str(tmp_path / "none" / "report.html")]) == 1
         assert capsys.readouterr().err.count("\n") == 1
+
+    def test_object_storage_is_read_with_the_captures_options_and_keeps_its_secrets(
+        self, orders: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        output = tmp_path / "report.html"
+        with s3.serve() as endpoint:
+            url = s3.upload(endpoint, orders.root)
+            assert main([url, STREAM, *s3.arguments(endpoint), "--output", str(output)]) == 0
+        page = Page.of(output.read_text())
+        assert (page.tiles["Messages"], page.tiles["In quarantine"], page.tiles["Stored twice"]) == ("86", "3", "5")
+        assert url in page.root.one("header").text
+        assert s3.CREDENTIALS["secret"] not in output.read_text() + capsys.readouterr().out
 
     @pytest.mark.parametrize("moment", ["objects", "rows"])
     def test_an_archive_that_changes_meanwhile_is_listed_again(
