@@ -46,16 +46,11 @@ def _upper(value: object) -> object:
 
 
 class Options(Section):
-    """What reading and writing have in common: the login, as the options that it was given by."""
+    """What reading and writing have in common."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
-    login: dict[str, str] = Field(repr=False)
-
-    @property
-    def nats(self) -> NatsConfig:
-        """The login as the capture knows it."""
-        return login.nats_config(self.login)
+    nats: NatsConfig
 
 
 class WriteOptions(Options):
@@ -119,7 +114,7 @@ Kind = TypeVar("Kind", bound=Options)
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     """The options, checked; raises ConfigError, which never shows a secret."""
-    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "login"}
+    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
     names |= {_fold(name): name for name in login.OPTIONS}
     chosen: dict[str, str] = {}
     for name, value in given.items():
@@ -132,8 +127,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         chosen[names[_fold(name)]] = value
     logins = {name: value for name, value in chosen.items() if name in login.OPTIONS}
     data: dict[str, Any] = {name: value for name, value in chosen.items() if name not in logins}
-    data["login"] = logins
-    login.nats_config(logins)
+    data["nats"] = login.nats_config(logins)
     try:
         return kind.model_validate(data)
     except ValidationError as error:

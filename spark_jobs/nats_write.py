@@ -1,9 +1,9 @@
 """Writes rows to JetStream: one message each, acknowledged, and stored once although Spark may run a task again.
 
-A row's subject is the option `subject`, a template such as `orders.{region}`, or else its column `subject`, or
-`_nats_subject`. Its payload is its column `payload`, `value` or `_nats_payload`, the first that there is; without any,
-all columns that are nothing else make a JSON object. Headers come from `headers`, or from `_nats_headers` less those
-that instruct a server. `msg_id` is its message id.
+A row's subject comes from the option `subject`, a template in the words of a capture's key such as `orders.{region}`;
+by default it is `{subject}`, the row's column `subject` or `_nats_subject`. Its payload is its column `payload`,
+`value` or `_nats_payload`, the first that there is; without any, all columns that are nothing else make a JSON object.
+Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id.
 
 A row without `msg_id` gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
 row's place in it, and a hash of the message. So a task that runs again publishes nothing twice within the stream's
@@ -14,7 +14,6 @@ twice, but none is taken for another and lost.
 from __future__ import annotations
 
 import hashlib
-import re
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -29,19 +28,18 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from jetcapture_py import layout
-from jetcapture_py.batch import HEADERS_TYPE
+from jetcapture_py.batch import HEADERS_TYPE, MessageBatch
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.publish_frames import byte_strings, check_subject, header_blocks, without
+from jetcapture_py.route import TemplateKey
 from spark_jobs.nats_options import WriteOptions
-from spark_jobs.publishing import publish_batches
+from spark_jobs.publishing import instructs, publish_batches
 
 SUBJECTS = ("subject", layout.SUBJECT)
 PAYLOADS = ("payload", "value", layout.PAYLOAD)
 HEADERS = ("headers", layout.HEADERS)
 MSG_ID = "msg_id"
 
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-_INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Expected-.*|Batch-.*)", re.IGNORECASE)
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -60,9 +58,10 @@ class Messages:
     def __init__(self, options: WriteOptions, schema: st.StructType) -> None:
         self._names = schema.fieldNames()
         self._types = {field.name: field.dataType for field in schema}
-        self._subject = self._template(options.subject)
         self._payload = next((name for name in PAYLOADS if name in self._types), None)
+        self._own = next((name for name in SUBJECTS if name in self._types), None)
         self._headers = next((name for name in HEADERS if name in self._types), None)
+        self._subject = self._template(options.subject or "{subject}")
         if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
             raise ConfigError(
                 f"column {self._payload}: a payload is binary or string; to_json({self._payload}) makes it one"
@@ -76,33 +75,36 @@ class Messages:
         if self._payload is None and not self._fields:
             raise ConfigError("the rows have nothing to publish: no payload, and no other columns")
 
-    def _template(self, template: str | None) -> list[str]:
-        """Text and columns in turn."""
-        if template is None:
-            column = next((name for name in SUBJECTS if name in self._types), None)
-            if column is None:
-                raise ConfigError("there is no subject: neither the option nor a column of that name")
-            return ["", column, ""]
-        parts = _PLACEHOLDER.split(template)
-        for place, name in enumerate(parts):
-            if place % 2:
-                name = parts[place] = layout.SUBJECT if name == "subject" and name not in self._types else name
-                if name not in self._types:
-                    raise ConfigError(f"subject: there is no column {name}; there are {', '.join(self._names)}")
-                if not isinstance(self._types[name], (*_TEXT, st.IntegralType)):
-                    raise ConfigError(f"subject: column {name} is neither string nor integer: cast it")
+    def _template(self, text: str) -> TemplateKey:
+        """The template, of whose columns it is known that they are there."""
         try:
-            check_subject(_PLACEHOLDER.sub("x", template))
-        except SourceError as error:
+            template = TemplateKey(text)
+            check_subject("".join(str(part.value) if part.kind == "text" else "x" for part in template.parts))
+        except (ValueError, SourceError) as error:
             raise ConfigError(f"subject: {error}") from None
-        return parts
+        for part in template.parts:
+            if part.kind in ("subject", "token") and self._own is None:
+                raise ConfigError(f"there is no subject: the rows have no such column, the option is {text}")
+            if part.kind == "header" and self._headers is None:
+                raise ConfigError(f"subject: there are no headers for {text}")
+            if part.kind == "field":
+                self._check_field(str(part.value))
+        return template
+
+    def _check_field(self, path: str) -> None:
+        kind = self._types.get(path) or self._types.get(path.split(".")[0])
+        if kind is None:
+            raise ConfigError(f"subject: there is no column {path}; there are {', '.join(self._names)}")
+        if path in self._types and not isinstance(kind, (*_TEXT, st.IntegralType)):
+            raise ConfigError(f"subject: column {path} is neither string nor integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
         """What `publish_batches` publishes; `writing` names what is written and the partition."""
         first = 0
         for rows in batches:
             rows = rows.rename_columns(self._names)
-            subjects, payloads, headers = self._subjects(rows), self._payloads(rows), self._header_maps(rows)
+            payloads, headers = self._payloads(rows), self._header_maps(rows)
+            subjects = self._subjects(rows, headers)
             ids = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
             if MSG_ID in self._types:
                 ids = pc.coalesce(rows.column(MSG_ID).cast(pa.string()), ids)
@@ -110,12 +112,13 @@ class Messages:
             given = {"subject": subjects, "payload": payloads, "id": ids}
             yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
 
-    def _subjects(self, rows: pa.RecordBatch) -> pa.StringArray:
-        parts: list[Any] = [
-            rows.column(part).cast(pa.string()) if place % 2 else pa.repeat(pa.scalar(part, pa.string()), rows.num_rows)
-            for place, part in enumerate(self._subject)
-        ]
-        subjects = pc.binary_join_element_wise(*parts, "")
+    def _subjects(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
+        own = pa.nulls(rows.num_rows, pa.string()) if self._own is None else rows.column(self._own).cast(pa.string())
+        envelope = {layout.SUBJECT: own, layout.HEADERS: pa.nulls(rows.num_rows, HEADERS_TYPE)}
+        if headers is not None:
+            envelope[layout.HEADERS] = headers
+        message = MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(envelope))
+        subjects = self._subject(message, rows)
         if subjects.null_count:
             raise SourceError("a row has no subject: a column in it is null")
         return subjects
@@ -134,7 +137,7 @@ class Messages:
             items = pa.ListArray.from_arrays(pa.array(np.arange(len(headers.items) + 1), pa.int32()), headers.items)
             headers = pa.MapArray.from_arrays(headers.offsets, headers.keys, items, mask=headers.is_null())
         headers = headers.cast(HEADERS_TYPE)
-        return without(headers, _instructs) if self._headers == layout.HEADERS else headers
+        return without(headers, instructs) if self._headers == layout.HEADERS else headers
 
 
 def _ids(
@@ -145,11 +148,6 @@ def _ids(
     parts: list[Any] = [subjects.cast(pa.binary()), *(() if blocks is None else (blocks,)), payloads]
     for row, content in enumerate(byte_strings(pc.binary_join_element_wise(*parts, b"\0")), first):
         yield f"{writing}:{row}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"
-
-
-def _instructs(name: str) -> bool:
-    """Whether a header told a server what to do with the message: it would do it again."""
-    return _INSTRUCTIONS.fullmatch(name) is not None
 
 
 def _is_headers(kind: st.DataType) -> bool:
@@ -177,7 +175,7 @@ class _Writer:
 
     def _publish(self, batches: Iterable[pa.RecordBatch], writing: str) -> Written:
         messages = Messages(self._options, self._schema).of(batches, f"{writing}:{_task().partitionId()}")
-        return Written(*publish_batches(messages, self._options.login, self._options.window))
+        return Written(*publish_batches(messages, self._options.nats, self._options.window))
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

@@ -6,6 +6,7 @@ This is what a replay and the data source's writer have in common. It runs in th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -26,10 +27,17 @@ DUE = "due"
 
 Login = NatsConfig | Mapping[str, str]
 
+_INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
+
 _PATIENCE = 20.0
 """Seconds that unreachable servers are tried before the task fails. Later, the publisher's patience counts."""
 _PAUSE = 0.1
 """Seconds; before a longer pause, everything is acknowledged, because nobody would notice if it were not."""
+
+
+def instructs(header: str) -> bool:
+    """Whether a header tells a server what to do with the message. Sent again, it would be obeyed again."""
+    return _INSTRUCTIONS.fullmatch(header) is not None
 
 
 def publish_batches(

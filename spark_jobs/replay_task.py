@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.publish_frames import without
-from spark_jobs.publishing import DUE, EXTRA, LINES, publish_batches
+from spark_jobs.publishing import DUE, EXTRA, LINES, instructs, publish_batches
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
 """Columns beside `subject`, `payload` and `headers`, as far as there is such a thing; timestamps in microseconds."""
@@ -21,7 +20,6 @@ FROM_STREAM, FROM_SEQ, FROM_TIME = "Jetcapture-Stream", "Jetcapture-Sequence", "
 FROM_ROW, REPLAY = "Jetcapture-Row", "Jetcapture-Replay"
 RESULT = "published long, duplicates long"
 
-_STRIPPED = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
 _PROVENANCE = (FROM_STREAM, FROM_SEQ, FROM_TIME, FROM_ROW, REPLAY)
 _VERSION = b"NATS/1.0"
 _SECOND = 1_000_000
@@ -52,15 +50,15 @@ class Pace:
 class Task:
     """How the rows of a task are published.
 
-    `lives`: when the stream of the archive was created, every time, in microseconds, ascending. A recreated stream
-    counts from 1 again, so ids of messages of its second life and later ones say so. `apart`: several rows of one
+    `recreated`: the stream has been created more than once, and counted from 1 again each time, so that message ids
+    need the timestamp, too: `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: several rows of one
     message are messages of their own. `stored` as in `Publisher.publish_batch`.
     """
 
     login: NatsConfig
     replay_id: str
     window: int
-    lives: tuple[int, ...] = ()
+    recreated: bool = False
     apart: bool = False
     stored: bool = False
     pace: Pace | None = None
@@ -95,7 +93,7 @@ class _Preparation:
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         columns = {name: given[name] for name in ("subject", "payload")}
         if "headers" in given:
-            columns["headers"] = without(given["headers"], lambda name: _STRIPPED.fullmatch(name) is not None)
+            columns["headers"] = without(given["headers"], instructs)
         if RAW_HEADERS in given:
             lines = [None if raw is None else _lines(raw) for raw in given[RAW_HEADERS].to_pylist()]
             columns[LINES] = pa.array(lines, pa.binary())
@@ -130,8 +128,8 @@ class _Preparation:
         parts = [given[STREAM], seqs, replay]
         if TIMESTAMP in given:
             found[EXTRA + FROM_TIME] = _rfc3339(given[TIMESTAMP])
-            if len(task.lives) > 1:
-                parts[2] = _of_life(replay, given[TIMESTAMP], task.lives)
+            if task.recreated:
+                parts[2] = pc.binary_join_element_wise(replay, given[TIMESTAMP].cast(pa.string()), "@")
         if task.apart and ROW in given:
             found[EXTRA + FROM_ROW] = given[ROW].cast(pa.string())
             parts.append(found[EXTRA + FROM_ROW])
@@ -155,13 +153,6 @@ class _Preparation:
         return pa.array(dues)
 
 
-def _of_life(replay: pa.Array, timestamps: pa.Array, lives: tuple[int, ...]) -> pa.Array:
-    """The replay id, with `@2` in the second life of the stream, and so on."""
-    life = np.searchsorted(np.array(lives), timestamps.to_numpy(zero_copy_only=False), side="right")
-    marked = pc.binary_join_element_wise(replay, pa.array(life).cast(pa.string()), "@")
-    return pc.if_else(pa.array(life > 1), marked, replay)
-
-
 def _rfc3339(timestamps: pa.Array) -> pa.Array:
     text = timestamps.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_join_element_wise(pc.binary_replace_slice(text, 10, 11, "T"), "Z", "")
@@ -172,9 +163,5 @@ def _lines(raw: bytes) -> bytes:
     first, *others = raw.split(b"\r\n")
     lines = [line for line in (*(() if first.startswith(_VERSION) else (first,)), *others) if line]
     names = (line.partition(b":")[0].decode("utf-8", "replace") for line in lines)
-    kept = [
-        line
-        for line, name in zip(lines, names, strict=True)
-        if not _STRIPPED.fullmatch(name) and name not in _PROVENANCE
-    ]
+    kept = [line for line, name in zip(lines, names, strict=True) if not instructs(name) and name not in _PROVENANCE]
     return b"".join(line + b"\r\n" for line in kept)

@@ -54,13 +54,14 @@ def test_each_row_has_its_own_subject(spark: SparkSession, live: Live) -> None:
     write(spark.sql("SELECT * FROM VALUES ('orders.a', 'x'), ('orders.b', 'y') AS t(subject, payload)"), live)
     write(spark.sql("SELECT 'eu' AS region, 7 AS n, 'z' AS value"), live, subject="orders.{region}.{n}")
     write(spark.sql("SELECT 'orders.c' AS _nats_subject, X'00FF' AS _nats_payload"), live)
-    write(spark.sql("SELECT 'mine' AS subject, CAST(NULL AS string) AS payload"), live, subject="orders.{subject}.d")
+    last = "SELECT 'my.own' AS subject, CAST(NULL AS string) AS payload, map('To', 'us') AS headers"
+    write(spark.sql(last), live, subject="orders.{subject[1]}.{header.To}")
     assert parts(live) == [
         ("orders.a", b"x"),
         ("orders.b", b"y"),
         ("orders.c", b"\x00\xff"),
         ("orders.eu.7", b"z"),
-        ("orders.mine.d", b""),
+        ("orders.own.us", b""),
     ]
 
 
@@ -187,9 +188,11 @@ def test_what_cannot_be_written_is_one_clear_error(
 @pytest.mark.parametrize(
     ("columns", "options", "expected"),
     [
-        ({"payload": "string"}, {}, "there is no subject: neither the option nor a column of that name"),
+        ({"payload": "string"}, {}, "there is no subject: the rows have no such column, the option is {subject}"),
         ({"payload": "string"}, {"subject": "a.*"}, "subject: invalid subject 'a.*': a message cannot be published to"),
         ({"payload": "string"}, {"subject": "a.{b}"}, "subject: there is no column b; there are payload"),
+        ({"payload": "string"}, {"subject": "a.{b"}, "subject: unbalanced braces in 'a.{b'"),
+        ({"payload": "string"}, {"subject": "{header.To}"}, "subject: there are no headers for {header.To}"),
         ({"a": "double"}, {"subject": "a.{a}"}, "subject: column a is neither string nor integer: cast it"),
         (
             {"value": "integer"},
