@@ -16,7 +16,8 @@ import yaml
 
 from jetcapture_py.config import loads, schema
 from tests.support.nats_server import NatsServer
-from tests.support.running import capture_all, config, publish, settings
+from tests.support.running import capture_all, config, connection, publish, settings
+from tests.support.streams import read_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,11 +32,17 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def archive(nats_server: Callable[..., NatsServer], tmp_path: Path) -> Path:
-    """An archive with 30 messages, 10 of them with the key eu."""
+def server(nats_server: Callable[..., NatsServer]) -> NatsServer:
+    """A server with a stream of 30 messages, 10 of them under orders.eu.new."""
     server = nats_server()
-    messages = [(f"orders.{('eu', 'us', 'asia')[index % 3]}", b"%d" % index, None) for index in range(30)]
+    messages = [(f"orders.{('eu', 'us', 'asia')[index % 3]}.new", b"%d" % index, None) for index in range(30)]
     asyncio.run(publish(server.url, messages))
+    return server
+
+
+@pytest.fixture
+def archive(server: NatsServer, tmp_path: Path) -> Path:
+    """Its archive, with the keys eu, us and asia."""
     asyncio.run(capture_all(config(server.url, tmp_path / "archive", key="{subject[1]}")))
     return tmp_path / "archive"
 
@@ -57,11 +64,31 @@ def test_the_sql_counts_every_message_once(archive: Path) -> None:
 def test_the_python_reads_the_archive(
     archive: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("spark_jobs.archive.session", lambda _: spark)
+    monkeypatch.setattr("spark_jobs.job.session", lambda _: spark)
     names: dict[str, Any] = {}
     exec(blocks("python")[0].replace(ARCHIVE, str(archive)), names)
     assert names["orders"].count() == 10
     assert re.search(r"\|\s*asia\|\s*10\|", capsys.readouterr().out)
+
+
+@pytest.mark.spark
+def test_the_python_reads_and_writes_a_stream_live(server: NatsServer, spark: SparkSession, tmp_path: Path) -> None:
+    async def create() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().add_stream(name="COPY", subjects=["copy.>"])
+
+    asyncio.run(create())
+    snippet = blocks("python")[1].replace("nats://127.0.0.1:4222", server.url)
+    names: dict[str, Any] = {"spark": spark}
+    exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
+    try:
+        assert names["live"].count() == 30
+        names["query"].processAllAvailable()
+    finally:
+        names["query"].stop()
+    copied = asyncio.run(read_stream(server.url, "COPY"))
+    assert sorted(message.payload for message in copied) == sorted(b"%d" % index for index in range(0, 30, 3))
+    assert {message.subject for message in copied} == {"copy.orders.eu.new"}
 
 
 def test_the_commands_exist() -> None:
@@ -71,8 +98,12 @@ def test_the_commands_exist() -> None:
         [sys.executable, "-m", "jetcapture_py", "--help"], capture_output=True, text=True, check=True
     )
     assert jetcapture == set(re.findall(r"^  (\w+)  ", helped.stdout.split("Commands:")[1], re.MULTILINE))
-    for module in re.findall(r"`python -m ([\w.]+)", README):
-        arguments = [sys.executable, "-m", module, "--help"]
+    jobs = set(re.findall(r"`jetcapture spark (\w+)", table)) - {"JOB"}
+    assert jobs == {"query", "compact", "replay", "report"}
+    commands = [["jetcapture_py", "spark", job] for job in jobs]
+    commands += [[module] for module in re.findall(r"`python -m (benchmarks[\w.]+)", README)]
+    for command in commands:
+        arguments = [sys.executable, "-m", *command, "--help"]
         assert (
             subprocess.run(arguments, capture_output=True, check=False, cwd=Path(__file__).parents[2]).returncode == 0
         )
