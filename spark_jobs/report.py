@@ -1,7 +1,9 @@
-"""One HTML page about an archive: `python -m spark_jobs.report URL STREAM --output report.html`, or spark-submit.
+"""One HTML page about an archive: volume over time by key, holes, quarantine, lateness, objects and their sizes.
 
-Volume over time by key, holes in the sequences, the quarantine, lateness, objects and their sizes. The page needs no
-other file, no network and no script.
+    jetcapture spark report URL STREAM --output report.html   or python -m spark_jobs.report, or spark-submit this file
+    jetcapture spark report --config FILE --output report.html
+
+The page needs no other file, no network and no script.
 """
 
 from __future__ import annotations

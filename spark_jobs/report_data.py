@@ -125,8 +125,9 @@ def collect(
     doubtful: Collection[ObjectName] = {stored.name for group in shared for stored in group}
     if dedupe != "none":
         copies = _copies(source, shared, dedupe)
-    if dedupe == "auto":
-        doubtful = ()
+    if dedupe == "auto":  # what lives share of a set's copies, nobody counted
+        mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
+        doubtful = {stored.name for group in mixed for stored in group}
     lives, older = coverage(source, every, copies, doubtful, source.mark)
     chosen = [stored for stored in every if choice.has(stored, source.mark)]
     objects = [stored for stored in chosen if not stored.name.quarantine]

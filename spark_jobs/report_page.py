@@ -51,12 +51,15 @@ def page(facts: Facts) -> str:
     messages: dict[int, int] = {}
     for stored in (*facts.objects, *facts.quarantine):
         messages[stored.name.bucket] = messages.get(stored.name.bucket, 0) + stored.messages
-    chapters = [missing.holes(facts)]
+    chapters = {"coverage": missing.holes(facts), "words": _words()}
     if messages:
         axis = Axis.over(messages, max(stored.interval for stored in (*facts.objects, *facts.quarantine)))
-        volume = [sections.volume(facts, axis)] if facts.objects else []
-        rest = [sections.lateness(facts, axis), sections.objects(facts, axis)] if facts.objects else []
-        chapters = [*volume, *chapters, missing.quarantine(facts, axis), *rest]
+        chapters["quarantine"] = missing.quarantine(facts, axis)
+        if facts.objects:
+            chapters["volume"] = sections.volume(facts, axis)
+            chapters["lateness"] = sections.lateness(facts, axis)
+            chapters["objects"] = sections.objects(facts, axis)
+    shown = [name for name in CHAPTERS if name in chapters]
     head = join(
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
@@ -65,9 +68,8 @@ def page(facts: Facts) -> str:
         tag("title", f"{facts.stream}: archive report"),
         tag("style", trusted(STYLE)),
     )
-    shown = [name for name in CHAPTERS if name == "words" or any(f'<section id="{name}"' in each for each in chapters)]
     links = tag("nav", *(tag("a", CHAPTERS[name], href=f"#{name}") for name in shown), aria_label="Chapters")
-    main = tag("main", _verdict(facts), _tiles(facts), *chapters, _words())
+    main = tag("main", _verdict(facts), _tiles(facts), *(chapters[name] for name in shown))
     body = tag("body", _header(facts, links), main, tag("footer", "Made by jetcapture's report job."))
     return f"<!doctype html>\n{tag('html', tag('head', head), body, lang='en')}\n"
 
@@ -164,7 +166,7 @@ def verdict(facts: Facts) -> tuple[bool, str, str]:
     )
     if bad:
         return True, f"No sequence is missing, but {kept}.", waiting
-    if coming or len(facts.lives) > 1:
+    if coming or len(facts.lives) != 1:
         return False, "Complete: no sequence is missing, and nothing is in quarantine.", waiting
     life = facts.lives[0]
     whole = f"every sequence from {life.first:,} to {life.last:,} is stored"
@@ -241,9 +243,9 @@ def _tiles(facts: Facts) -> Html:
 
 
 def _sequences(facts: Facts) -> Iterator[Html]:
-    life = facts.lives[0]
     which = "of the newest life" if len(facts.lives) > 1 else "first and last stored"
-    yield tile("Sequences", f"{life.first:,} to {life.last:,}", which)
+    for life in facts.lives[:1]:
+        yield tile("Sequences", f"{life.first:,} to {life.last:,}", which)
     if facts.mark is None:
         yield tile("Watermark", "none", "written by a running capture")
     else:

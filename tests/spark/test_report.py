@@ -340,6 +340,16 @@ class TestCoverage:
         headings = [each.text for each in store.page(spark).section("coverage").all("h3")]
         assert headings == ["Stream created 2026-05-01 13:30:00", "Stream created 2026-04-01 08:00:00"]
 
+    def test_copies_in_one_life_hide_no_hole_of_another(self, spark: SparkSession, store: Store) -> None:
+        again = "2026-05-01T12:05:00Z"
+        store.put([1, 2, 3, 4])
+        store.put([1, 2])
+        times = [(HOUR + 301) * 1_000_000 + n for n in (1, 2, 4)]
+        store.put([1, 2, 4], created=again, times=times)
+        store.put([2], created=again, times=times[1:2])
+        newer, older = store.facts(spark).lives
+        assert (missing(newer), missing(older)) == ([(3, 3)], [])
+
     def test_lives_are_told_apart_in_an_object_that_compaction_made_of_both(
         self, spark: SparkSession, store: Store
     ) -> None:
