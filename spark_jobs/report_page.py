@@ -200,6 +200,12 @@ def findings(facts: Facts) -> Iterator[Finding]:
     if copies:
         text = f"{plural(copies, 'message')} stored twice. Readers return each once."
         yield Finding(look=False, text=text, chapter="objects")
+    if facts.delivery.redelivered * 20 > total:
+        again = facts.delivery.redelivered
+        text = (
+            f"{plural(again, 'message')} ({share(again, total)}) were delivered more than once until they were stored."
+        )
+        yield Finding(look=False, text=text, chapter="lateness")
     if facts.delivery.late:
         late = facts.delivery.late
         text = f"{plural(late, 'message')} ({share(late, total)}) came after their bucket had ended."

@@ -121,10 +121,10 @@ th, td { padding: 5px 14px 5px 0; }
 th:last-child, td:last-child { padding-right: 0; }
 td { border-bottom: 1px solid var(--rule); vertical-align: top; overflow-wrap: anywhere; min-width: 4.5em; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.w { min-width: 11em; }
+.w { min-width: 13em; }
 th.n { white-space: normal; }
 .t { white-space: nowrap; font-variant-numeric: tabular-nums; }
-.bar { width: 22%; min-width: 90px; }
+.bar { width: 18%; min-width: 90px; }
 .bar span {
   display: block; height: 11px; margin-top: 4px; border-radius: 0 3px 3px 0; background: var(--k0); min-width: 2px;
 }

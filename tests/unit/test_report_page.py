@@ -277,11 +277,13 @@ class TestVerdict:
         assert "what a filter leaves" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
 
     def test_what_needs_a_hand_comes_first(self) -> None:
-        given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(late=3))
+        given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(redelivered=11, late=3))
         given = replace(given, copies={given.objects[0].name: 7})
+        assert [each.chapter for each in findings(replace(given, delivery=Delivery(redelivered=9)))][-1] == "objects"
         assert [(each.look, each.chapter) for each in findings(given)] == [
             (True, "coverage"),
             (True, "objects"),
             (False, "objects"),
+            (False, "lateness"),
             (False, "lateness"),
         ]
