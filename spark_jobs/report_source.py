@@ -105,8 +105,8 @@ class Source:
     def rows(self, parts: Mapping[int, Iterable[Stored]], columns: Sequence[str]) -> DataFrame:
         """The rows of some objects: `columns`, and as `part` the number under which the object is in `parts`.
 
-        Arrow reads them in Spark's workers, as it reads the footers here. For so few columns Spark's own reader would
-        hardly be faster, but would need a file system for the store.
+        Arrow reads them in Spark's workers, as it reads the footers here: two or three columns, and no need of a file
+        system of Spark's for the store.
         """
         asked = [(stored.name, part) for part, objects in parts.items() for stored in objects]
         asked.sort(key=lambda each: each[0].rows, reverse=True)
