@@ -255,7 +255,7 @@ class TestCoverage:
         assert table[-1]["message after (UTC)"] == "2026-05-01 12:15:00"
         assert "the stream itself was not asked" in page.section("coverage").text
 
-    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         blocks=some.lists(
             some.tuples(
