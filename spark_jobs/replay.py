@@ -45,10 +45,10 @@ from spark_jobs.job import guarded, one_line, session
 from spark_jobs.login import login, login_at
 from spark_jobs.query import query
 from spark_jobs.replay_arguments import pace_of, parse, selected
-from spark_jobs.replay_origin import lives_of, origin_of
+from spark_jobs.replay_origin import origin_of
 from spark_jobs.replay_progress import progress
 from spark_jobs.replay_rows import Rows, rows_of
-from spark_jobs.replay_survey import Survey, describe, is_certain, short_window, survey
+from spark_jobs.replay_survey import Survey, describe, is_certain, is_recreated, short_window, survey
 from spark_jobs.replay_target import Origin, Stream, Target
 from spark_jobs.replay_task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 
@@ -115,7 +115,7 @@ def replay(
         login=target.login,
         replay_id=replay_id,
         window=window,
-        lives=lives_of(origin) if origin is not None else (),
+        recreated=len(origin.created) > 1 if origin is not None else is_recreated(rows),
         apart=rows.apart,
         stored=rows.stored,
         pace=pace,

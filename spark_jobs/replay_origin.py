@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +13,6 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
 from spark_jobs.replay_target import Origin
 from spark_jobs.storage import Place
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: bool = False) -> Origin:
@@ -38,11 +34,6 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
         created |= dict.fromkeys(lives)
         consumers |= dict.fromkeys(consumer)
     return Origin(stream=stream, created=tuple(sorted(created)), consumers=tuple(consumers))
-
-
-def lives_of(origin: Origin) -> tuple[int, ...]:
-    """When the stream was created, every time, in microseconds since the epoch, ascending."""
-    return tuple(sorted((datetime.fromisoformat(text) - _EPOCH) // _MICROSECOND for text in origin.created))
 
 
 Footer = tuple[tuple[str, ...], tuple[str, ...]]

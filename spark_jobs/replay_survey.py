@@ -8,20 +8,21 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
 
-from pyspark.sql import Column
+from pyspark.sql import Column, Window
 from pyspark.sql import functions as sf
 
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.units import format_duration
 from spark_jobs.replay_rows import Rows
 from spark_jobs.replay_target import Stream
-from spark_jobs.replay_task import TIMESTAMP, Pace
+from spark_jobs.replay_task import SEQ, STREAM, TIMESTAMP, Pace
 from spark_jobs.subjects import covers, matching, overlaps
 
 SAFE_WINDOW = 120.0
 """Seconds: a shorter duplicate window is worth a warning, because Spark runs a lost task again after minutes."""
 
 _SHOWN = 5
+_SLICE = 10_000_000
 _FAST = 50_000
 """Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -106,6 +107,25 @@ def _first(condition: Column) -> Column:
 
 def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column:
     return matching(subject, stream.subjects) & matching(subject, filters)
+
+
+def is_recreated(rows: Rows) -> bool:
+    """Whether the rows look like more than one life of a stream: of two messages, the later one has the lower sequence.
+
+    Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
+    """
+    if not rows.ordered:
+        return False
+    late, early = sf.max(sf.struct(-sf.col(SEQ), TIMESTAMP)), sf.max(sf.struct(sf.col(SEQ), -sf.col(TIMESTAMP)))
+    slices = rows.frame.groupBy(STREAM, sf.floor(sf.col(TIMESTAMP) / _SLICE).alias("slice")).agg(
+        sf.min(SEQ).alias("low"),
+        sf.max(SEQ).alias("high"),
+        (late[TIMESTAMP] > sf.min(TIMESTAMP)).alias("low_is_late"),
+        (-early["col2"] < sf.max(TIMESTAMP)).alias("high_is_early"),
+    )
+    before = sf.max("high").over(Window.partitionBy(STREAM).orderBy("slice").rowsBetween(Window.unboundedPreceding, -1))
+    odd = (sf.col("low") <= sf.col("before")) | sf.col("low_is_late") | sf.col("high_is_early")
+    return not slices.withColumn("before", before).where(odd).isEmpty()
 
 
 def describe(found: Survey, streams: Sequence[Stream]) -> Iterator[str]:

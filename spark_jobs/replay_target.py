@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,14 @@ from spark_jobs.replay_task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, R
 from spark_jobs.subjects import overlaps
 
 _NANOSECOND = 1_000_000_000
-_BATCH = 20_000
+_BATCH = 100_000
+_ENOUGH = 20_000
+_EXPIRES = 10
 _PATIENCE = 3.0
 """Seconds that unreachable servers are tried."""
 _SILENCE = 20.0
 """Seconds without a word of the server after which reading a stream is given up."""
-_DONE = re.compile(rb"NATS/1\.0 (404|408)")
+_ALIVE = b"NATS/1.0 100"
 
 T = TypeVar("T")
 
@@ -151,44 +152,60 @@ async def _replayed(nc: Connection, api: Api, stream: Stream, pattern: str, repl
     }
     request = {"stream_name": stream.name, "config": config, "action": "create"}
     answer = await api.request(f"CONSUMER.CREATE.{stream.name}.{consumer}", request)
-    parts: list[pa.Table] = []
-    if answer["num_pending"]:
-        await _read(nc, f"{api.prefix}.CONSUMER.MSG.NEXT.{stream.name}.{consumer}", parts, replay_id)
+    reader = _Reader(nc, api, f"{stream.name}.{consumer}", replay_id)
+    await reader.read(answer["num_pending"])
     await api.request(f"CONSUMER.DELETE.{stream.name}.{consumer}")
-    return pa.concat_tables([_NOTHING.empty_table(), *parts])
+    return pa.concat_tables([_NOTHING.empty_table(), *reader.parts])
 
 
-async def _read(nc: Connection, ask: str, parts: list[pa.Table], replay_id: str) -> None:
-    """Pull until the server says that there is nothing more."""
-    heard = asyncio.Event()
-    inbox = Inbox(heard.set)
-    finished = False
+class _Reader:
+    """Reads what a consumer still has to deliver, pull after pull; `parts` is what of it is of the replay."""
 
-    def on_status(_: bytes, block: bytes) -> None:
-        nonlocal finished
-        finished = finished or _DONE.match(block) is not None
-        heard.set()
+    def __init__(self, nc: Connection, api: Api, consumer: str, replay_id: str) -> None:
+        self.parts: list[pa.Table] = []
+        self._nc, self._api, self._consumer, self._replay_id = nc, api, consumer, replay_id
+        self._heard = asyncio.Event()
+        self._ended = False  # whether the server has ended the pull before it was full
+        self._inbox = Inbox(self._heard.set)
+        self._inbox.on_status = self._on_status
 
-    inbox.on_status = on_status
-    subject = nc.new_inbox()
-    subscription = await nc.subscribe(subject)
-    nc.register(subscription._id, inbox)
-    wanted = 0
-    pull = json.dumps({"batch": _BATCH, "no_wait": True, "expires": 5 * _NANOSECOND}).encode()
-    try:
-        while not finished:
-            while wanted - inbox.total <= _BATCH:
-                await nc.publish(ask, pull, reply=subject)
-                wanted += _BATCH
-            heard.clear()
+    def _on_status(self, _: bytes, block: bytes) -> None:
+        self._ended = self._ended or not block.startswith(_ALIVE)
+        self._heard.set()
+
+    async def read(self, left: int) -> None:
+        """Read `left` messages, or what is left of them. Raises UnavailableError."""
+        subject = self._nc.new_inbox()
+        subscription = await self._nc.subscribe(subject)
+        self._nc.register(subscription._id, self._inbox)
+        try:
+            while left > 0:
+                before = self._inbox.total
+                await self._pull(subject, min(left, _BATCH))
+                left -= self._inbox.total - before
+                if self._ended:  # messages may have been deleted meanwhile
+                    left = (await self._api.request(f"CONSUMER.INFO.{self._consumer}"))["num_pending"]
+        finally:
+            await subscription.unsubscribe()
+            self._nc.forget(subscription._id)
+
+    async def _pull(self, subject: str, batch: int) -> None:
+        wanted = self._inbox.total + batch
+        self._ended = False
+        request = json.dumps({"batch": batch, "expires": _EXPIRES * _NANOSECOND}).encode()
+        await self._nc.publish(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._consumer}", request, reply=subject)
+        while self._inbox.total < wanted and not self._ended:
+            self._heard.clear()
             try:
-                await asyncio.wait_for(heard.wait(), _SILENCE)
+                await asyncio.wait_for(self._heard.wait(), _SILENCE)
             except TimeoutError as error:
-                raise UnavailableError("it does not say any more what it holds") from error
-            parts.append(_identities(inbox.take(1 << 40).headers, replay_id))
-    finally:
-        await subscription.unsubscribe()
-        nc.forget(subscription._id)
+                raise UnavailableError("the server has stopped sending what it holds") from error
+            if len(self._inbox.rows) >= _ENOUGH:
+                self._take()
+        self._take()
+
+    def _take(self) -> None:
+        self.parts.append(_identities(self._inbox.take(1 << 40).headers, self._replay_id))
 
 
 def _identities(blocks: list[bytes], replay_id: str) -> pa.Table:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,9 @@ from spark_jobs.login import login_at
 from spark_jobs.query import query
 from spark_jobs.replay import main, replay
 from spark_jobs.replay_arguments import parse, selected
+from spark_jobs.replay_origin import origin_of
 from spark_jobs.replay_rows import rows_of
+from spark_jobs.replay_survey import is_recreated
 from tests.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, stored
@@ -340,21 +343,29 @@ def test_ids_tell_the_lives_of_a_recreated_stream_apart(
     archive.write([1, 2], payloads=[b"a1", b"a2"], metadata={"stream_created": made[0]})
     later = [HOUR * 1_000_000 + 3_000_000_000 + at for at in range(2)]
     archive.write([1, 2], timestamps=later, payloads=[b"b1", b"b2"], metadata={"stream_created": ",".join(made[:2])})
-    archive.write(
-        [2, 3], bucket=HOUR + 7200, payloads=[b"c2", b"c3"], metadata={"stream_created": made[2], "consumer": "c"}
-    )
-    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a", "--replay-id", "r"]
-    assert main(arguments) == 0
+    archive.write([2, 3], bucket=HOUR + 7200, payloads=[b"c2", b"c3"], metadata={"stream_created": made[2]})
+    assert origin_of(archive.url, "ORDERS", {}).created == made
+    assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a", "--replay-id", "r"]) == 0
     messages = stored(server.url)
     assert [message.payload for message in messages] == [b"a1", b"a2", b"b1", b"b2", b"c2", b"c3"]
+    moments = [*((HOUR * 1_000_000) + seq for seq in (1, 2)), *later, *((HOUR + 7200) * 1_000_000 + n for n in (2, 3))]
     assert [message.header("Nats-Msg-Id") for message in messages] == [
-        "ORDERS:1:r",
-        "ORDERS:2:r",
-        "ORDERS:1:r@2",
-        "ORDERS:2:r@2",
-        "ORDERS:2:r@3",
-        "ORDERS:3:r@3",
+        f"ORDERS:{seq}:r@{moment}" for seq, moment in zip((1, 2, 1, 2, 2, 3), moments, strict=True)
     ]
+
+
+def test_rows_alone_tell_whether_a_stream_was_recreated(spark: SparkSession) -> None:
+    def recreated(*messages: tuple[str, int, int]) -> bool:
+        """Stream, sequence and time in seconds of each."""
+        rows = [(stream, seq, datetime.fromtimestamp(HOUR + time, UTC), b"") for stream, seq, time in messages]
+        names = [layout.STREAM, layout.SEQ, layout.TIMESTAMP, layout.PAYLOAD]
+        return is_recreated(rows_of(spark.createDataFrame(rows, names), "a", None))
+
+    assert not recreated(("A", 1, 0), ("A", 2, 0), ("A", 3, 1), ("A", 9, 100), ("B", 1, 200), ("B", 2, 200))
+    assert recreated(("A", 5, 0), ("A", 6, 0), ("A", 6, 100), ("A", 7, 100))  # in another slice of time
+    assert recreated(("A", 5, 0), ("A", 6, 1), ("A", 4, 2), ("A", 7, 3))  # its first message is the lowest
+    assert recreated(("A", 5, 0), ("A", 9, 1), ("A", 5, 2), ("A", 6, 3))  # the highest comes before
+    assert recreated(("A", 1, 0), ("A", 2, 1), ("A", 1, 2), ("A", 9, 3))  # both begin at 1
 
 
 def test_a_whole_login_may_be_given(spark: SparkSession, server: NatsServer) -> None:
