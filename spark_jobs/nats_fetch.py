@@ -28,9 +28,9 @@ from spark_jobs.nats_session import PAUSE, Session
 BATCH = 50_000
 """Most messages a pull asks for."""
 PULL_BYTES = 16 << 20
-WAITING = 48 << 20
+WAITING = 24 << 20
 """Bytes of received messages at which nothing more is pulled until Spark has taken some."""
-ENOUGH = 32_768
+ENOUGH = 16_384
 """Messages that are handed on together, or"""
 HANDED = 32 << 20
 """so many bytes of them."""
