@@ -14,7 +14,6 @@ way already; or where it stores one, never says so, and loses it.
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -29,16 +28,19 @@ from jetcapture_py.publish_frames import (
     Headers,
     byte_strings,
     check_subject,
+    fitting,
     frame,
     frames,
     header_block,
     header_blocks,
+    slices,
     unusual_subjects,
 )
+from jetcapture_py.publish_window import UnderWay
 from jetcapture_py.wire import Connection, Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 WINDOW = 1000
 
 _CHUNK_BYTES = 128 * 1024
-_SLICE_ROWS = 4096
-_SLICE_BYTES = 8 * 1024 * 1024
 _RETRIES = 4
 _RETRY_AFTER = 0.25  # doubled every time
 _TICK = 0.1
@@ -56,7 +56,7 @@ _KNOWN_SUBJECTS = 10_000
 
 
 class Publisher:
-    """Acknowledged publishing over a connection; `published` and `duplicates` count the acknowledgements.
+    """Acknowledged publishing over a connection.
 
     For one task: calls must not overlap. At most `window` messages and `window_bytes` bytes are under way. A message
     waits in memory until a chunk is full, the window is, or `flush` is called. One whose acknowledgement does not come
@@ -74,8 +74,6 @@ class Publisher:
         ack_timeout: float = 5.0,
         patience: float = 60.0,
     ) -> None:
-        self.published = 0
-        self.duplicates = 0
         self._nc = nc
         self._window = window
         self._window_bytes = window_bytes
@@ -85,18 +83,25 @@ class Publisher:
         self._acks = Inbox(self._on_acks, statuses=False)
         self._prefix = b""
         self._next = 0
-        self._pending: dict[bytes, bytes] = {}  # the subject of a message's acknowledgement -> its frame, in order
-        self._pending_bytes = 0
-        self._unwritten: list[bytes] = []
-        self._unwritten_bytes = 0
-        self._refused: dict[bytes, int] = {}  # the subject of an acknowledgement -> refusals for the time being
+        self._pending = UnderWay()
         self._subjects: set[str] = set()
         self._error: SourceError | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._low = 0  # the waiter is woken when no more than this many are pending
         self._low_bytes = 0
         self._connections = 0  # reconnects when something was last written
-        self._heard = self._written = 0.0
+        self._heard = 0.0
+
+    @property
+    def published(self) -> int:
+        """Messages acknowledged."""
+        return self._pending.acknowledged
+
+    @property
+    def duplicates(self) -> int:
+        """Those among them that the stream knew already."""
+        return self._pending.duplicates
 
     async def __aenter__(self) -> Self:
         prefix = f"{self._nc.new_inbox()}."
@@ -120,6 +125,8 @@ class Publisher:
             if exc_type is None:
                 await self.flush()
         finally:
+            if self._retry is not None:
+                self._retry.cancel()
             if self._subscription is not None and not self._nc.is_closed:
                 await self._subscription.unsubscribe()
                 if isinstance(self._nc, Connection):
@@ -137,10 +144,10 @@ class Publisher:
             self._refuse_size(len(block) + len(payload), subject)
         reply = b"%b%d" % (self._prefix, self._next)
         self._next += 1
-        self._add([reply], [frame(subject, reply, block, payload)])
-        if len(self._pending) >= self._window or self._pending_bytes >= self._window_bytes:
+        self._pending.add([reply], [frame(subject, reply, block, payload)])
+        if len(self._pending) >= self._window or self._pending.size >= self._window_bytes:
             await self._drain_to(self._window // 2, self._window_bytes // 2)
-        elif self._unwritten_bytes >= _CHUNK_BYTES:
+        elif self._pending.waiting_size >= _CHUNK_BYTES:
             await self._write()
             await asyncio.sleep(0)  # a caller that never waits must not keep the acknowledgements from being read
 
@@ -171,7 +178,7 @@ class Publisher:
             if subject not in self._subjects:
                 self._learn(subject)
         added = dict(extra or {}) | ({} if ids is None else {MESSAGE_ID: ids})
-        for start, rows in _slices(payloads):
+        for start, rows in slices(payloads):
             part = subjects.slice(start, rows).cast(pa.binary())
             bodies = pc.fill_null(payloads.slice(start, rows).cast(pa.binary()), b"")
             blocks = header_blocks(
@@ -211,23 +218,16 @@ class Publisher:
         position = 0
         while position < len(messages):
             spare = max(0, self._window_bytes - len(messages[position]))
-            if len(self._pending) >= self._window or self._pending_bytes > spare:
+            if len(self._pending) >= self._window or self._pending.size > spare:
                 await self._drain_to(self._window // 2, min(spare, self._window_bytes // 2))
             stop = position + self._window - len(self._pending)
-            room = self._window_bytes - self._pending_bytes
+            room = self._window_bytes - self._pending.size
             if sum(map(len, messages[position:stop])) > room:
-                stop = position + _fitting(messages[position:stop], room)
-            self._add(replies[position:stop], messages[position:stop])
+                stop = position + fitting(messages[position:stop], room)
+            self._pending.add(replies[position:stop], messages[position:stop])
             position = stop
             await self._write()
         await asyncio.sleep(0)  # as in `publish`
-
-    def _add(self, replies: list[bytes], messages: list[bytes]) -> None:
-        size = sum(map(len, messages))
-        self._pending.update(zip(replies, messages, strict=True))
-        self._pending_bytes += size
-        self._unwritten += messages
-        self._unwritten_bytes += size
 
     async def _write(self) -> None:
         """Hand what waits to the connection, or leave it waiting while there is none.
@@ -244,12 +244,8 @@ class Publisher:
         if self._connections != nc.stats["reconnects"]:
             self._connections = nc.stats["reconnects"]
             self._publish_again("before the connection broke")
-        if not self._unwritten:
+        if not (data := self._pending.take()):
             return
-        data = b"".join(self._unwritten)
-        self._unwritten.clear()
-        self._unwritten_bytes = 0
-        self._written = asyncio.get_running_loop().time()
         with suppress(OSError, RuntimeError):  # the connection is breaking: its reader will find out
             transport.write(data)
             await transport.drain()  # type: ignore[no-untyped-call]
@@ -261,7 +257,7 @@ class Publisher:
         began = overdue = loop.time()
         while self._error is None:
             await self._write()
-            if len(self._pending) <= count and self._pending_bytes <= size:
+            if len(self._pending) <= count and self._pending.size <= size:
                 return
             self._waiter = loop.create_future()
             with suppress(TimeoutError):
@@ -271,115 +267,51 @@ class Publisher:
             silence = loop.time() - max(began, self._heard)
             if silence > self._patience:
                 raise SourceError(f"{len(self._pending)} messages were not acknowledged within {silence:.0f} s")
-            if self._nc.is_connected and loop.time() - max(overdue, self._heard) >= self._ack_timeout:
+            if (
+                self._nc.is_connected
+                and not self._pending.held
+                and loop.time() - max(overdue, self._heard) >= self._ack_timeout
+            ):
                 self._publish_again(f"within {self._ack_timeout:g} s")
                 overdue = loop.time()
         raise self._error
 
     def _publish_again(self, when: str) -> None:
-        """What is pending will not be acknowledged any more: write all of it once more, in order."""
-        under_way = list(self._pending.values())
-        unsafe = sum(not _has_id(message) for message in under_way[: len(under_way) - len(self._unwritten)])
+        """What is under way will not be acknowledged any more: write all of it once more, in order."""
+        unsafe = self._pending.again()
         if unsafe:
             raise SourceError(
-                f"{len(under_way)} messages were not acknowledged {when}; {unsafe} have no {MESSAGE_ID}, so publishing "
-                "them again could store them twice"
+                f"{len(self._pending)} messages were not acknowledged {when}; {unsafe} have no {MESSAGE_ID}, so "
+                "publishing them again could store them twice"
             )
-        self._unwritten, self._unwritten_bytes = under_way, self._pending_bytes
 
     async def _on_message(self, msg: Msg) -> None:
         self._acknowledge([msg.subject.encode()], [msg.data])
-        self._wake()
 
     def _on_acks(self) -> None:
         rows = self._acks.take(1 << 40)
         self._acknowledge(rows.subjects, rows.payloads)
-        self._wake()
 
     def _acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> None:
         """Must not raise: it is called from within the connection's reader."""
-        pending, size, count = self._pending, 0, 0
-        for subject, answer in zip(subjects, answers, strict=True):
-            message = pending.get(subject)
-            if message is None:  # a second acknowledgement, of a message published again
-                continue
-            if not answer or b'"error"' in answer:
-                problem = _problem(answer)
-                if problem is not None:
-                    self._on_problem(subject, message, *problem)
-                    continue
-            del pending[subject]
-            size += len(message)
-            count += 1
-            if b'"duplicate"' in answer:
-                self.duplicates += 1
-        self._pending_bytes -= size
-        self.published += count
-        if count:
-            self._heard = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        before = self.published
+        for subject, refusal in self._pending.acknowledge(subjects, answers):
+            if refusal.temporary and refusal.times <= _RETRIES:
+                if self._retry is None:
+                    self._retry = loop.call_later(_RETRY_AFTER * 2 ** (refusal.times - 1), self._release)
+            elif self._error is None:
+                self._error = SourceError(f"a message for {subject} was refused: {refusal.text}")
+        if self.published > before:
+            self._heard = loop.time()
+        if self._error is not None or (len(self._pending) <= self._low and self._pending.size <= self._low_bytes):
+            self._wake()
 
-    def _on_problem(self, subject: bytes, message: bytes, temporary: bool, text: str) -> None:
-        times = self._refused[subject] = self._refused.get(subject, 0) + 1
-        if temporary and times <= _RETRIES:
-            delay = _RETRY_AFTER * 2 ** (times - 1)
-            asyncio.get_running_loop().call_later(delay, self._retry, subject)
-        elif self._error is None:
-            self._error = SourceError(
-                f"a message for {message.split(b' ', 2)[1].decode(errors='replace')} was refused: {text}"
-            )
+    def _release(self) -> None:
+        self._retry = None
+        self._pending.release()
+        self._wake()
 
-    def _retry(self, subject: bytes) -> None:
-        message = self._pending.get(subject)
-        if message is not None:
-            self._unwritten.append(message)
-            self._unwritten_bytes += len(message)
-            self._wake(force=True)
-
-    def _wake(self, *, force: bool = False) -> None:
-        low = len(self._pending) <= self._low and self._pending_bytes <= self._low_bytes
-        if self._waiter is not None and not self._waiter.done() and (low or force or self._error is not None):
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:
-    """Start and length of parts with a bounded number of rows and, unless one row alone has more, of bytes."""
-    ends = np.cumsum(pc.fill_null(pc.binary_length(payloads), 0).to_numpy(), dtype=np.int64)
-    start = 0
-    while start < len(payloads):
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + _SLICE_BYTES, side="right"))
-        stop = min(max(stop, start + 1), start + _SLICE_ROWS, len(payloads))
-        yield start, stop - start
-        start = stop
-
-
-def _fitting(messages: list[bytes], room: int) -> int:
-    """How many of the first messages have together at most `room` bytes; at least one."""
-    fitting = int(np.searchsorted(np.cumsum(list(map(len, messages))), room, side="right"))
-    return max(1, fitting)
-
-
-def _has_id(message: bytes) -> bool:
-    """Whether a frame has a message id among its headers."""
-    line, _, rest = message.partition(b"\r\n")
-    if not line.startswith(b"HPUB "):
-        return False
-    return f"\r\n{MESSAGE_ID}:".encode() in rest[: int(line.split(b" ")[3])]
-
-
-def _problem(data: bytes) -> tuple[bool, str] | None:
-    """Whether a refusal is temporary, and its text; None when the answer is no refusal."""
-    if not data:
-        return True, "no stream listens on it"
-    try:
-        error = json.loads(data).get("error")
-    except (ValueError, AttributeError):
-        return False, f"unintelligible answer {data[:100]!r}"
-    if error is None:
-        return None
-    if not isinstance(error, dict):
-        return False, f"unintelligible answer {data[:100]!r}"
-    return error.get("code") in (
-        429,
-        503,
-    ), f"{error.get('description', 'no reason given')} ({error.get('err_code', 0)})"

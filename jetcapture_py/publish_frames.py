@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +18,8 @@ MAX_SUBJECT_BYTES = 3840
 """Longest subject: a server ends the connection over a command line of more than 4096 bytes."""
 Headers = Sequence[tuple[str, str]]
 
+_SLICE_ROWS = 4096
+_SLICE_BYTES = 8 * 1024 * 1024
 _VERSION = "NATS/1.0\r\n"
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
 _PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
@@ -209,3 +211,29 @@ def byte_strings(array: pa.BinaryArray) -> list[bytes]:
     whole = data.to_pybytes() if data is not None else b""
     places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].tolist()
     return [whole[start:stop] for start, stop in pairwise(places)]
+
+
+def slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:
+    """Start and length of parts with a bounded number of rows and, unless one row alone has more, of bytes."""
+    ends = np.cumsum(pc.fill_null(pc.binary_length(payloads), 0).to_numpy(), dtype=np.int64)
+    start = 0
+    while start < len(payloads):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + _SLICE_BYTES, side="right"))
+        stop = min(max(stop, start + 1), start + _SLICE_ROWS, len(payloads))
+        yield start, stop - start
+        start = stop
+
+
+def fitting(messages: list[bytes], room: int) -> int:
+    """How many of the first messages have together at most `room` bytes; at least one."""
+    fitting = int(np.searchsorted(np.cumsum(list(map(len, messages))), room, side="right"))
+    return max(1, fitting)
+
+
+def has_id(message: bytes) -> bool:
+    """Whether a frame has a message id among its headers."""
+    line, _, rest = message.partition(b"\r\n")
+    if not line.startswith(b"HPUB "):
+        return False
+    return f"\r\n{MESSAGE_ID}:".encode() in rest[: int(line.split(b" ")[3])]

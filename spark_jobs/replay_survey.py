@@ -78,7 +78,7 @@ def survey(
         _first(back).alias("back"),
         *((sf.min(TIMESTAMP).alias("first"), sf.max(TIMESTAMP).alias("last")) if timed else ()),
         *((sf.sum(sf.length("payload")).alias("size"),) if details else ()),
-        *((sf.approx_count_distinct(subject).alias("distinct"),) if details else ()),
+        *((sf.count_distinct(subject).alias("distinct"),) if details else ()),
     ).collect()
     if found["without"]:
         raise JetcaptureError(f"{found['without']} rows have no subject: a part of it is null")
@@ -134,9 +134,7 @@ def describe(found: Survey, streams: Sequence[Stream]) -> Iterator[str]:
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
         others = ", …" if found.distinct > len(found.subjects) else ""
-        about = "about " if others else ""
-        number = max(found.distinct, len(found.subjects)) if others else len(found.subjects)
-        yield f"to {about}{number:,} subjects: {shown}{others}"
+        yield f"to {found.distinct:,} subjects: {shown}{others}"
     if found.first is not None and found.last is not None:
         yield f"from {_time(found.first)} to {_time(found.last)}"
     for stream in streams:

@@ -223,7 +223,7 @@ def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
         async with Publisher(nc, window_bytes=1_000_000) as publisher:
             for _ in range(40):
                 await publisher.publish("s.a", b"x" * 300_000)
-                assert publisher._pending_bytes < 1_000_000
+                assert publisher._pending.size < 1_000_000
         assert await stored(js) == 40
 
     with_stream(nats_server(), body)

@@ -205,14 +205,14 @@ def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
     most = 0
 
     async def body(publisher: Publisher) -> None:
-        add = publisher._add
+        add = publisher._pending.add
 
         def watched(replies: list[bytes], messages: list[bytes]) -> None:
             nonlocal most
             add(replies, messages)
-            most = max(most, publisher._pending_bytes)
+            most = max(most, publisher._pending.size)
 
-        publisher._add = watched  # type: ignore[method-assign]
+        publisher._pending.add = watched  # type: ignore[method-assign]
         await publisher.publish_batch(pa.array(["s.a"] * 40), pa.array([b"x" * 300_000] * 40))
 
     publisher, found = publish(nats_server(), body, window_bytes=1_000_000)
@@ -230,6 +230,25 @@ def test_a_refusal_by_the_stream_ends_the_publishing(nats_server: Start) -> None
 
     with pytest.raises(SourceError, match="refused"):
         publish(nats_server(), body)
+
+
+def test_messages_that_found_no_stream_are_not_overtaken_by_later_ones(nats_server: Start) -> None:
+    async def body(publisher: Publisher) -> None:
+        late = asyncio.create_task(publish_late(publisher))
+        while not publisher._pending.held:
+            await asyncio.sleep(0.001)
+        await publisher._nc.jetstream().update_stream(name="S", subjects=["s.>", "late.>"])
+        await late
+
+    async def publish_late(publisher: Publisher) -> None:
+        for start in range(0, 600, 20):
+            numbers = pa.array([str(number) for number in range(start, start + 20)])
+            await publisher.publish_batch(pa.array(["late.a"] * 20), numbers)
+        await publisher.flush()
+
+    publisher, found = publish(nats_server(), body, window=40)
+    assert publisher.published == 600
+    assert [int(payload) for _, _, payload in found] == list(range(600))
 
 
 def test_order_and_ids_hold_when_the_server_crashes_again_and_again(nats_server: Start) -> None:
