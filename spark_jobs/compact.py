@@ -26,11 +26,10 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +41,9 @@ from pyspark.sql import SparkSession
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.units import escaped, format_duration, parse_duration, parse_size
+from jetcapture_py.units import format_duration, parse_duration, parse_size
 from spark_jobs.compact_plan import Source, units
+from spark_jobs.compact_summary import Summary, report, summarize
 from spark_jobs.compact_unit import CHANGED, Order, Outcome, compact_unit
 from spark_jobs.files import Files
 from spark_jobs.job import guarded, part_arguments, session, store_arguments
@@ -56,37 +56,6 @@ T = TypeVar("T")
 
 _TASKS = 1000
 _REMOVERS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What a compaction did to one group, or would do: its objects, their bytes, and how many rows were copies."""
-
-    key: str | None
-    bucket: str
-    objects_before: int
-    objects_after: int
-    bytes_before: int
-    bytes_after: int
-    duplicates: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a compaction did, or would do, to the objects it was to look at.
-
-    `left` counts groups that were left alone by why; `errors` are failures, after which another run goes on.
-    """
-
-    dry_run: bool
-    objects_before: int
-    objects_after: int
-    bytes_before: int
-    bytes_after: int
-    duplicates: int
-    changes: tuple[Change, ...]
-    left: Mapping[str, int]
-    errors: tuple[str, ...]
 
 
 def compact(
@@ -121,7 +90,8 @@ def compact(
     files = Files(url, options or {})
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
     if keys is not None:
-        directories = [f"{stream}/key={layout.escape_key(key)}" for key in keys]
+        wanted = [keys] if isinstance(keys, str) else keys
+        directories = [f"{stream}/key={layout.escape_key(key)}" for key in wanted]
     listed = files.find(directories)
     if not listed:
         raise JetcaptureError(f"no objects of stream {stream} under {files.shown}")
@@ -132,7 +102,7 @@ def compact(
     errors: list[str] = []
     if not dry_run:
         removed, errors = _remove(files, directories, outcomes, grace, tell)
-    return _summary(chosen, outcomes, removed, errors, dry_run)
+    return summarize(chosen, outcomes, removed, errors, dry_run)
 
 
 def _begins_within(bucket: int, start: datetime | None, end: datetime | None) -> bool:
@@ -189,60 +159,6 @@ def _remove(
     with ThreadPoolExecutor(_REMOVERS) as threads:
         failed = dict(zip(doomed, threads.map(files.remove, doomed), strict=True))
     return frozenset(path for path, error in failed.items() if error is None), list(filter(None, failed.values()))
-
-
-def _summary(
-    chosen: Sequence[Source],
-    outcomes: Sequence[Outcome],
-    removed: frozenset[str],
-    errors: Sequence[str],
-    dry_run: bool,
-) -> Summary:
-    sizes = {source.name.path: source.size for source in chosen}
-    changes = []
-    for outcome in outcomes:
-        gone = [sizes[path] for path in outcome.removable if dry_run or path in removed]
-        if gone or outcome.written:
-            change = Change(
-                key=outcome.key,
-                bucket=f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}",
-                objects_before=outcome.objects,
-                objects_after=outcome.objects + len(outcome.written) - len(gone),
-                bytes_before=outcome.size,
-                bytes_after=outcome.size + sum(size for _, size in outcome.written) - sum(gone),
-                duplicates=outcome.duplicates if gone else 0,
-            )
-            changes.append(change)
-    changes.sort(key=lambda change: (change.key or "", change.bucket))
-    total = sum(sizes.values())
-    return Summary(
-        dry_run=dry_run,
-        objects_before=len(chosen),
-        objects_after=len(chosen) + sum(change.objects_after - change.objects_before for change in changes),
-        bytes_before=total,
-        bytes_after=total + sum(change.bytes_after - change.bytes_before for change in changes),
-        duplicates=sum(change.duplicates for change in changes),
-        changes=tuple(changes),
-        left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),
-        errors=(*(outcome.left for outcome in outcomes if outcome.failed), *errors),
-    )
-
-
-def report(stream: str, summary: Summary) -> Iterator[str]:
-    """The summary as lines for people; of a dry run with what would be done to each group."""
-    if summary.dry_run:
-        for change in summary.changes:
-            key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
-            yield f"{key}, {change.bucket}: {_difference(change)}"
-    verb = "would be " if summary.dry_run else ""
-    yield f"{stream}: {_difference(summary)}; {summary.duplicates:,} duplicate rows {verb}removed"
-    for reason, count in summary.left.items():
-        yield f"{count:,} group{'s' * (count > 1)} left alone: {reason}"
-
-
-def _difference(of: Summary | Change) -> str:
-    before, after = (f"{size / (1 << 20):,.1f} MiB" for size in (of.bytes_before, of.bytes_after))
-    return f"{of.objects_before:,} objects, {before} → {of.objects_after:,} objects, {after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -187,14 +187,17 @@ def _needed(unit: Unit, large: Sequence[int], found: Sequence[Span], target: int
 
 
 def removable(unit: Unit, holders: Iterable[ObjectName]) -> list[int]:
-    """Indexes of the sources that may be removed once `holders` together hold all messages of the unit."""
-    names = {name.path: name for name in holders}
-    firsts = np.array([name.first_seq for name in names.values()], np.int64)
-    lasts = np.array([name.last_seq for name in names.values()], np.int64)
-    counts = np.array([name.rows for name in names.values()], np.int64)
+    """Indexes of the sources that may be removed once `holders` together hold all messages of the unit.
+
+    A holder is not among them: it has no more rows than itself.
+    """
+    names = list(holders)
+    firsts = np.array([name.first_seq for name in names], np.int64)
+    lasts = np.array([name.last_seq for name in names], np.int64)
+    counts = np.array([name.rows for name in names], np.int64)
     found = []
     for index, source in enumerate(unit.sources):
         taking = counts[(firsts <= source.name.last_seq) & (lasts >= source.name.first_seq)]
-        if source.name.path not in names and len(taking) and (taking > source.name.rows).all():
+        if len(taking) and (taking > source.name.rows).all():
             found.append(index)
     return found

@@ -9,23 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from jetcapture_py import layout
 from jetcapture_py.block import BlockId
-from jetcapture_py.decode.unify import unify
 from jetcapture_py.encode import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.log import one_line
+from spark_jobs.archive import LONGEST_INTERVAL
+from spark_jobs.compact_columns import classes
 from spark_jobs.compact_plan import TOLERANCE, Source, Span, Unit, removable, spans
 from spark_jobs.files import Files, Footer, GoneError
 from spark_jobs.merge import Identities, Rows, survey
 
-LONGEST_INTERVAL = 86_400
-"""Seconds of the longest bucket, for objects that do not say how long theirs is."""
 SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
@@ -103,48 +101,8 @@ def _outcomes(files: Files, order: Order, sources: Sequence[Source]) -> Iterator
 
 
 def _interval(footers: Sequence[Footer]) -> int:
-    """The length of the bucket in seconds."""
-    return max(int(footer.own.get("interval") or LONGEST_INTERVAL) for footer in footers)
-
-
-def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
-    """Schemas whose columns go together without loss, by index, and the schema that holds the columns of each class.
-
-    A reader must see the same values in the same types before and after. So a column may be missing or all null, an
-    integer may become wider, a struct may gain fields; anything else is left to the reader.
-    """
-    found: list[tuple[pa.Schema, list[int]]] = []
-    for index, schema in enumerate(schemas):
-        for number, (known, members) in enumerate(found):
-            if known.equals(schema):
-                members.append(index)
-                break
-            if _fields_fit(known, schema, top=True):
-                found[number] = (unify([known, schema]), [*members, index])
-                break
-        else:
-            found.append((schema, [index]))
-    return found
-
-
-def _fields_fit(left: Any, right: Any, *, top: bool) -> bool:
-    known = {field.name.lower(): field for field in left}
-    for field_ in right:
-        other = known.get(field_.name.lower())
-        if other is not None and (other.name != field_.name or not _fits(other.type, field_.type, top=top)):
-            return False
-    return True
-
-
-def _fits(left: pa.DataType, right: pa.DataType, *, top: bool) -> bool:
-    types = pa.types
-    if left == right or types.is_null(left) or types.is_null(right):
-        return True
-    if types.is_struct(left) and types.is_struct(right):
-        return _fields_fit(left, right, top=False)
-    if types.is_list(left) and types.is_list(right):
-        return _fits(left.value_type, right.value_type, top=False)
-    return top and bool(types.is_signed_integer(left) and types.is_signed_integer(right))
+    """The length of the bucket in seconds; the longest there is, where an object does not say."""
+    return max(int(footer.own.get("interval") or LONGEST_INTERVAL.total_seconds()) for footer in footers)
 
 
 class _Compaction:

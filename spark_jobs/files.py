@@ -66,6 +66,7 @@ class Files:
         self._fs = place.fs
         self._root = place.root
         self._local = isinstance(place.fs, LocalFileSystem)
+        self._schemas: dict[pa.Schema, pa.Schema] = {}
         self._cache: dict[str, bytes] = {}
         self._cached = 0
 
@@ -123,8 +124,9 @@ class Files:
         entries = {key.decode(): value.decode(errors="replace") for key, value in (metadata.metadata or {}).items()}
         prefix = layout.METADATA_PREFIX
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        plain = pa.schema([_plain(field) for field in schema])
         return Footer(
-            schema=pa.schema([_plain(field) for field in schema]),
+            schema=self._schemas.setdefault(plain, plain),  # objects are many, schemas are few
             rows=metadata.num_rows,
             weight=sum(group.total_byte_size for group in groups),
             codec=groups[0].column(0).compression.lower().replace("uncompressed", "none"),
@@ -144,6 +146,7 @@ class Files:
 
     def forget(self) -> None:
         """Let go of what is held for the next time."""
+        self._schemas = {}
         self._cache, self._cached = {}, 0
 
     @contextmanager

@@ -20,7 +20,7 @@ from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compact_plan import Source, Unit
 from spark_jobs.files import Files, Footer, RowGroup
 
-_BATCH_ROWS = 1 << 20
+_BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
 _MICROSECONDS = pa.timestamp("us", "UTC")

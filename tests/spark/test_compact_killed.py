@@ -171,7 +171,7 @@ def test_2000_objects_killed_five_times_every_message_once_and_no_reader_counts_
         }[moment]
         running = Job(archive.url, log).killed_when(reached, chance.uniform(0, within))
         killed.append((moment, running, objects()))
-    assert read() == messages
+        assert read() == messages
     summary = compact(spark, archive.url, "ORDERS", target_size=TARGET, older_than=0, grace=0)
     assert summary.errors == ()
     assert not sources & {name.path for name in names(archive.root)}

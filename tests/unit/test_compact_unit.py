@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from jetcapture_py.block import BlockId
 from jetcapture_py.encode import Encoder
 from jetcapture_py.layout import ObjectName
 from spark_jobs import compact_unit as work
+from spark_jobs.compact_columns import classes
 from spark_jobs.compact_plan import TOLERANCE, units
-from spark_jobs.compact_unit import CHANGED, DRIFTED, OPEN, Order, Outcome, classes, compact_unit
+from spark_jobs.compact_unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
 from spark_jobs.files import Files
 from tests.spark.conftest import HOUR, Archive
 
@@ -271,8 +273,12 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
     assert len(stored(archive)) == 3
 
 
-def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(archive: Archive) -> None:
-    archive.write([1, 2, 3], first_last=(1, 2))
+@pytest.mark.parametrize("lie", [{"first_seq": 2}, {"last_seq": 2}, {"rows": 2}, {"rows": 4}], ids=str)
+def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
+    archive: Archive, lie: dict[str, int]
+) -> None:
+    name = archive.write([1, 2, 3])
+    (archive.root / name.path).rename(archive.root / replace(name, **lie).path)  # type: ignore[arg-type]
     archive.write([2, 4])
     (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
     assert outcome.failed
@@ -308,6 +314,17 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
     (archive.root / gone.path).unlink()
     (outcome,) = compact_unit(files, Order(target=1 << 20, closed=AFTER), unit.sources)
     assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
+
+
+def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
+    files = Files(archive.url, {})
+    name = archive.write([1])
+    assert files.remove(name.path) is None
+    assert files.remove(name.path) is None
+    (archive.root / name.path).mkdir()
+    reason = files.remove(name.path)
+    assert reason is not None
+    assert reason.startswith(f"cannot remove {archive.url}/{name.path}: ")
 
 
 # ------------------------------------------------------------------ what is written
