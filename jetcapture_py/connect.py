@@ -116,7 +116,7 @@ def _options(config: NatsConfig) -> dict[str, Any]:
             raise SourceError(f"nats.creds: cannot read {config.creds}")
         options["user_credentials"] = str(config.creds)
     elif config.nkey_seed is not None or config.nkey_seed_file is not None:
-        options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
+        options["nkeys_seed_str"] = _seed(_secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file"))
     if _wants_tls(config):
         options["tls"] = _tls(config)
         options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
@@ -130,6 +130,17 @@ def _secret(value: SecretStr | None, file: Any, path: str) -> str:
         return str(file.read_text().strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: cannot read {file}") from error
+
+
+def _seed(text: str) -> str:
+    """The seed, if nats-py will be able to use it: its own error is not one of its own."""
+    import nkeys
+
+    try:
+        nkeys.from_seed(bytearray(text.encode()))
+    except (nkeys.NkeysError, ValueError):
+        raise SourceError("nats.nkey_seed: it is not the seed of an NKey") from None
+    return text
 
 
 def _tls(config: NatsConfig) -> ssl.SSLContext:
