@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from jetcapture_py.wire import Connection, Hook
 PING_INTERVAL = 20
 """Seconds between pings; a silent peer is given up after three of them, so a dead connection is found in a minute."""
 
+_JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
+_SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 
@@ -112,11 +115,15 @@ def _options(config: NatsConfig) -> dict[str, Any]:
     elif config.token is not None or config.token_file is not None:
         options["token"] = _secret(config.token, config.token_file, "nats.token_file")
     elif config.creds is not None:
-        if not config.creds.is_file():
-            raise SourceError(f"nats.creds: cannot read {config.creds}")
+        text = _secret(None, config.creds, "nats.creds")
+        seed = _SEED.search(text)
+        if seed is None or not _JWT.search(text) or not _is_seed(seed[1]):
+            raise SourceError(f"nats.creds: {config.creds} does not hold a user's JWT and seed")
         options["user_credentials"] = str(config.creds)
     elif config.nkey_seed is not None or config.nkey_seed_file is not None:
-        options["nkeys_seed_str"] = _seed(_secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file"))
+        options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
+        if not _is_seed(options["nkeys_seed_str"]):
+            raise SourceError("nats.nkey_seed: it is not the seed of an NKey")
     if _wants_tls(config):
         options["tls"] = _tls(config)
         options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
@@ -132,15 +139,15 @@ def _secret(value: SecretStr | None, file: Any, path: str) -> str:
         raise SourceError(f"{path}: cannot read {file}") from error
 
 
-def _seed(text: str) -> str:
-    """The seed, if nats-py will be able to use it: its own error is not one of its own."""
+def _is_seed(text: str) -> bool:
+    """Whether nats-py can use the seed: about one that it cannot, it raises whatever befalls it."""
     import nkeys
 
     try:
         nkeys.from_seed(bytearray(text.encode()))
     except (nkeys.NkeysError, ValueError):
-        raise SourceError("nats.nkey_seed: it is not the seed of an NKey") from None
-    return text
+        return False
+    return True
 
 
 def _tls(config: NatsConfig) -> ssl.SSLContext:

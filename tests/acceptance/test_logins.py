@@ -77,6 +77,10 @@ def test_a_credentials_file(nats_server: Start, tmp_path: Path) -> None:
     assert asyncio.run(login(servers=[server.url], creds=str(tmp_path / "user.creds")))
     with pytest.raises(SourceError, match="refused"):
         asyncio.run(login(servers=[server.url]))
+    for wrong in ("hunter2", (tmp_path / "user.creds").read_text()[:-60]):
+        (tmp_path / "wrong.creds").write_text(wrong)
+        with pytest.raises(SourceError, match=r"wrong\.creds does not hold a user's JWT and seed"):
+            asyncio.run(login(servers=[server.url], creds=str(tmp_path / "wrong.creds")))
 
 
 def test_tls_is_verified_and_a_client_certificate_is_shown(nats_server: Start, tmp_path: Path) -> None:
