@@ -306,8 +306,12 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
         server = nats_server()
         await publish(server.url, plain(100))
 
+        paused = []
+
         async def pause(*_: Any) -> None:
-            os.kill(server.pid, signal.SIGSTOP)
+            if not paused:  # on a slow machine there may be more than one block
+                paused.append(True)
+                os.kill(server.pid, signal.SIGSTOP)
 
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
         async with running(settings, on_stored=pause) as capture:
@@ -316,7 +320,7 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
             os.kill(server.pid, signal.SIGCONT)
             await until(lambda: capture.stats.acked == 100, "it does now")
         assert (await consumer(server.url)).num_ack_pending == 0
-        assert len(objects(tmp_path / "archive")) == 1
+        assert sum(name.rows for name in objects(tmp_path / "archive")) == 100
 
     asyncio.run(scenario())
 
