@@ -62,7 +62,7 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 class TestContent:
-    @settings(max_examples=4, deadline=None, phases=WITHOUT_SHRINKING)
+    @settings(max_examples=3, deadline=None, phases=WITHOUT_SHRINKING)
     @given(
         blocks=some.lists(
             some.tuples(
@@ -70,8 +70,8 @@ class TestContent:
                 some.sets(some.tuples(some.integers(1, 20), some.integers(0, 1)), min_size=1, max_size=12),
                 some.integers(0, 3),
             ),
-            min_size=30,
-            max_size=40,
+            min_size=20,
+            max_size=30,
         ),
         target=some.sampled_from([3_000, 6_000, 1 << 20]),
     )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import psutil
@@ -36,6 +36,7 @@ OBJECTS = 2000
 TARGET = 64 << 10
 GRACE = 2
 STARTS = 120.0
+MOMENTS = ("writing", "writing", "waiting", "removing", "removing")
 QUICK_START = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
@@ -76,7 +77,15 @@ class Reader(threading.Thread):
         self._known: dict[str, Any] = {}
         self._stopped = threading.Event()
         self._error: Exception | None = None
-        self._counts = [self._count()]
+        self._counts = [self._count()]  # and everything is read before the first object changes
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self.join()
 
     def run(self) -> None:
         try:
@@ -85,10 +94,8 @@ class Reader(threading.Thread):
         except Exception as error:
             self._error = error
 
-    def finish(self) -> list[int]:
+    def counts(self) -> list[int]:
         """What it counted."""
-        self._stopped.set()
-        self.join()
         if self._error is not None:
             raise self._error
         return self._counts
@@ -132,6 +139,7 @@ class Job:
             time.sleep(0.002)
         time.sleep(delay)
         running = self._process.poll() is None
+        self._process.kill()
         for process in psutil.process_iter():  # Spark's workers are a process group of their own, of the same session
             try:
                 if os.getsid(process.pid) == self._process.pid:
@@ -148,9 +156,6 @@ def test_2000_objects_killed_five_times_every_message_once_and_no_reader_counts_
     messages = fill(archive)
     sources = {name.path for name in names(archive.root)}
     assert len(sources) == OBJECTS
-    reader = Reader(archive.root)
-    reader.start()
-
     directories = {(archive.root / path).parent for path in sources}
 
     def objects() -> int:
@@ -162,21 +167,26 @@ def test_2000_objects_killed_five_times_every_message_once_and_no_reader_counts_
     chance = random.Random(5)
     log = tmp_path / "compact.log"
     killed = []
-    for moment, within in (("writing", 0.5), ("writing", 0.5), ("waiting", 1), ("removing", 0.05), ("removing", 0.05)):
-        before = objects()
-        reached = {
-            "writing": lambda before=before: objects() > before,
-            "waiting": lambda: b"waiting" in log.read_bytes(),
-            "removing": lambda before=before: objects() < before,
-        }[moment]
-        running = Job(archive.url, log).killed_when(reached, chance.uniform(0, within))
-        killed.append((moment, running, objects()))
+    with Reader(archive.root) as reader:
+        for moment, within in zip(MOMENTS, (0.5, 0.5, 1, 0.01, 0.01), strict=True):
+            before = objects()
+            reached = {
+                "writing": lambda before=before: objects() > before or b"waiting" in log.read_bytes(),
+                "waiting": lambda: b"waiting" in log.read_bytes(),
+                "removing": lambda before=before: objects() < before,
+            }[moment]
+            running = Job(archive.url, log).killed_when(reached, chance.uniform(0, within))
+            killed.append((moment, running, objects()))
+            if moment == "waiting":
+                assert read() == messages
+        summary = compact(spark, archive.url, "ORDERS", target_size=TARGET, older_than=0, grace=0)
+        assert summary.errors == ()
         assert read() == messages
-    summary = compact(spark, archive.url, "ORDERS", target_size=TARGET, older_than=0, grace=0)
-    assert summary.errors == ()
-    assert not sources & {name.path for name in names(archive.root)}
+    counts = reader.counts()
+    assert len(counts) > 20
+    assert set(counts) == {messages}
     assert [running for _, running, _ in killed].count(True) >= 4, killed
-    assert read() == messages
+    assert not sources & {name.path for name in names(archive.root)}
     raw = [
         pq.ParquetFile(archive.root / name.path).read([layout.SEQ, layout.TIMESTAMP]) for name in names(archive.root)
     ]
@@ -184,6 +194,3 @@ def test_2000_objects_killed_five_times_every_message_once_and_no_reader_counts_
     sizes = [(archive.root / name.path).stat().st_size for name in names(archive.root)]
     assert len(sizes) >= 40
     assert all(TARGET / TOLERANCE <= size <= TARGET * TOLERANCE for size in sizes), sizes
-    counts = reader.finish()
-    assert len(counts) > 20
-    assert set(counts) == {messages}
