@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from jetcapture_py.errors import SourceError
 
 _CONSUMER_NOT_FOUND = 10014
 _STREAM_NOT_FOUND = 10059
+_MESSAGE_NOT_FOUND = 10037
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
 
@@ -21,7 +23,10 @@ class ConsumerState:
     """What the server says of the consumer. Times in seconds, sizes in bytes, 0 where the server sets no limit.
 
     `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica. Of the
-    stream's messages up to sequence `ack_floor` none is either. `asked` is the server's time of the answer.
+    stream's messages up to sequence `ack_floor` none is either. `asked` is the server's time of the answer. `delivered`
+    is the last sequence that was, `redelivered` how many of the unacked ones were delivered more than once, and
+    `waiting_pulls` is how many pulls are open, of whatever replica. `created` tells a consumer from the one before it
+    of the same name, as the server writes it.
     """
 
     config: dict[str, Any]
@@ -34,6 +39,10 @@ class ConsumerState:
     max_expires: float
     ack_floor: int
     asked: datetime
+    delivered: int = 0
+    redelivered: int = 0
+    waiting_pulls: int = 0
+    created: str = ""
 
 
 def consumer_state(info: dict[str, Any]) -> ConsumerState:
@@ -53,6 +62,10 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         max_expires=config.get("max_expires", 0) / _NANOSECOND,
         ack_floor=info.get("ack_floor", {}).get("stream_seq", 0),
         asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
+        delivered=info.get("delivered", {}).get("stream_seq", 0),
+        redelivered=info.get("num_redelivered", 0),
+        waiting_pulls=info.get("num_waiting", 0),
+        created=info.get("created", ""),
     )
 
 
@@ -74,6 +87,29 @@ async def stream_created(api: Api, stream: str) -> str:
         if error.err_code == _STREAM_NOT_FOUND:
             raise _translated(error, stream, "") from error
         return ""
+
+
+def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The subjects that a consumer of this configuration selects, as the JetStream API spells it; none: all."""
+    one = config.get("filter_subject")
+    return (one,) if one else tuple(config.get("filter_subjects", ()))
+
+
+async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) -> datetime | None:
+    """When the first message from sequence `seq` on that a filter matches was stored; None when there is none.
+
+    Raises UnavailableError when nobody answers, or we are not allowed to ask.
+    """
+    found = []
+    for subject in filters or (">",):
+        try:
+            answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
+        except ApiError as error:
+            if error.err_code != _MESSAGE_NOT_FOUND:
+                raise UnavailableError(str(error)) from error
+            continue
+        found.append((answer["message"]["seq"], datetime.fromisoformat(answer["message"]["time"])))
+    return min(found)[1] if found else None
 
 
 async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
@@ -127,6 +163,8 @@ def wanted_config(source: SourceConfig) -> dict[str, Any]:
         config["filter_subject"] = source.filter_subjects[0]
     elif source.filter_subjects:
         config["filter_subjects"] = list(source.filter_subjects)
+    elif source.deliver_policy == "last_per_subject":
+        config["filter_subject"] = ">"  # the server wants to be told of which subjects
     return config
 
 

@@ -72,6 +72,12 @@ def binary_array(values: Sequence[bytes]) -> pa.BinaryArray:
     )
 
 
+def positions(stream: str, consumer: str, replies: Sequence[bytes]) -> tuple[Any, Any]:
+    """Stream sequence and timestamp in nanoseconds, as int64 arrays, of what came from the consumer, no strays."""
+    (_, seqs, nanoseconds), _ = _ack_numbers(binary_array(replies), stream, consumer)
+    return seqs, nanoseconds
+
+
 Numbers = tuple[Any, Any, Any]
 
 

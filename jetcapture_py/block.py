@@ -168,6 +168,10 @@ class Blocks:
         """How many blocks are sealed and not acknowledged yet."""
         return len(self._sealed)
 
+    def oldest_age(self, now: float) -> float:
+        """Seconds since the oldest open block's first message; 0 without one."""
+        return next((now - block.opened for block in self._open.values()), 0.0)
+
     def add(self, rows: pa.RecordBatch, runs: Sequence[Run], now: float, *, quarantine: bool = False) -> list[Block]:
         """Put routed rows into their blocks. Returns the blocks that are sealed because they are full."""
         full: list[Block] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any, TypeVar
 
 from jetcapture_py import upkeep
@@ -18,13 +19,14 @@ from jetcapture_py.config import Config
 from jetcapture_py.decode import make_decoder
 from jetcapture_py.encode import EncodedBlock, Encoder
 from jetcapture_py.errors import ConfigError, DrainError
+from jetcapture_py.gate import Gate
 from jetcapture_py.prepare import Preparer
-from jetcapture_py.retry import put_all
+from jetcapture_py.retry import probe, put_all
 from jetcapture_py.route import KeyFunction, make_key
 from jetcapture_py.source import Source
 from jetcapture_py.stats import Stats
 from jetcapture_py.store import Store, open_store
-from jetcapture_py.watermark import Observer
+from jetcapture_py.watermark import Observer, Watermark
 from jetcapture_py.wire import Received
 
 T = TypeVar("T")
@@ -35,6 +37,8 @@ SMALL, TOGETHER = 64 << 10, 64
 """Blocks below so many bytes share a worker thread's turn, up to so many of them."""
 PREPARING_COPIES = 3
 """A batch in preparation lies in memory as received, as columns, and as routed columns."""
+ENCODING_COPIES = 3
+"""A block that is being encoded lies in memory in one piece, sorted and encoded, too."""
 
 
 class Capture:
@@ -71,8 +75,11 @@ class Capture:
         self.on_stored = on_stored
         self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
+        self.encoding = Gate(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
-        self.opened = False
+        self.opened = self.draining = False
+        self.watermark: Watermark | None = None
+        self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
         self.progress = asyncio.Event()
@@ -82,7 +89,8 @@ class Capture:
     @property
     def memory(self) -> int:
         """Bytes held by everything after reception."""
-        return self.blocks.memory.bytes + self.preparing.memory * PREPARING_COPIES + self.encoded_bytes
+        copies = self.preparing.memory * PREPARING_COPIES + self.encoding.within * ENCODING_COPIES
+        return self.blocks.memory.bytes + copies + self.encoded_bytes
 
     @property
     def unacked(self) -> int:
@@ -92,9 +100,9 @@ class Capture:
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
         await self.source.open()
-        self.opened = True
         try:
-            await self._in(self._storing, self.store.probe)
+            await probe(self.store, self._storing, self.config.store.retry_for, self.stats, stop)
+            self.opened = True
             self.encoder = self.encoder.for_stream(self.source.stream_created, self.source.consumer)
             async with asyncio.TaskGroup() as tasks:
                 side = [tasks.create_task(work) for work in upkeep.tasks(self, stop, until_caught_up=until_caught_up)]
@@ -121,8 +129,8 @@ class Capture:
         while (received := await self.source.receive()) is not None:
             self.preparing = received
             prepared = await self._in(self._decoding, self.prepare, received)
-            if prepared.newest is not None:
-                self.observer.saw(*prepared.newest)
+            for seq, timestamp in prepared.span:
+                self.observer.saw(seq, timestamp)
             now = asyncio.get_running_loop().time()
             self.send(self.blocks.add(prepared.rows, prepared.runs, now))
             self.send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
@@ -149,9 +157,11 @@ class Capture:
             blocks = [await self.sealed.get()]
             while blocks[-1].bytes < SMALL and len(blocks) < TOGETHER and not self.sealed.empty():
                 blocks.append(self.sealed.get_nowait())
-            self.waiting_bytes -= sum(block.bytes for block in blocks)
-            parts = [(block.id, block.sealed_by, block.batches()) for block in blocks]
-            objects = await self._in(self._storing, self._encode, parts)
+            size = sum(block.bytes for block in blocks)
+            self.waiting_bytes -= size
+            async with self.encoding.of(size):
+                parts = [(block.id, block.sealed_by, block.batches()) for block in blocks]
+                objects = await self._in(self._storing, self._encode, parts)
             for block, encoded in zip(blocks, objects, strict=True):
                 block.release()
                 self.encoded_bytes += encoded.data.size
@@ -165,7 +175,11 @@ class Capture:
             upkeep.relieve(self)
 
     def _encode(self, parts: list[tuple[Any, ...]]) -> list[EncodedBlock]:
-        return [self.encoder.encode_or_salvage(*part) for part in parts]
+        try:
+            return [self.encoder.encode_or_salvage(*part) for part in parts]
+        finally:
+            if len(parts) < TOGETHER:  # many small blocks need little, and come often
+                self.encoder.release_memory()
 
     async def _acknowledge(self) -> None:
         """Stored blocks are acknowledged, all that are there at once. Nothing else in this program acknowledges."""
@@ -174,18 +188,19 @@ class Capture:
             while not self.stored.empty():
                 stored.append(self.stored.get_nowait())
             replies = [reply for block, _ in stored for reply in block.replies()]
+            confirmed = False
             for _ in range(ACK_ATTEMPTS):
-                await self.source.until_connected()
-                if await self.source.ack(replies):
+                if confirmed := await self.source.ack(replies):
                     break
                 self.stats.unconfirmed_acks += 1
             for block, _ in stored:
                 self.blocks.forget(block)
-            upkeep.report(self, stored)
+            upkeep.report(self, stored, confirmed=confirmed)
             self.progress.set()
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`."""
+        self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 await self.source.stop()
@@ -196,7 +211,7 @@ class Capture:
                     await self.progress.wait()
         except TimeoutError:
             raise DrainError(
-                f"drain_timeout: {self.unacked} messages were not stored in time and are given back"
+                f"drain_timeout: {self.unacked} messages were not stored and acknowledged in time, and are given back"
             ) from None
         await upkeep.last_mark(self)
 

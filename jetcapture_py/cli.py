@@ -60,12 +60,48 @@ def run(
     ] = False,
 ) -> None:
     """Capture until SIGTERM or SIGINT, which drain; a second one stops at once."""
+    from jetcapture_py import lean
+
+    lean.with_the_systems_allocator()
     from jetcapture_py import daemon, log
     from jetcapture_py.config import load
 
     settings = load(config)
     log.setup(settings.log.format, settings.log.level)
     raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up))
+
+
+@app.command()
+def status(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As one line of JSON.")] = False,
+) -> None:
+    """Show how a capture stands: lag, pending, unacknowledged against its limit, watermark, what was stored last."""
+    from jetcapture_py import status_output
+    from jetcapture_py.config import load
+
+    raise typer.Exit(status_output.run(load(config), watch=watch, as_json=as_json))
+
+
+@app.command()
+def verify(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of every object: finds any flipped bit.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail for foreign files, and for gaps that cannot be proven, too.")
+    ] = False,
+) -> None:
+    """Prove that everything acknowledged is in the archive; exit code 1 if it is not."""
+    from jetcapture_py import log, verify_report
+    from jetcapture_py.config import load
+
+    settings = load(config)
+    log.setup(settings.log.format, "error")
+    raise typer.Exit(verify_report.run(settings, deep=deep, as_json=as_json, strict=strict))
 
 
 @app.command()

@@ -234,6 +234,14 @@ class LimitsConfig(Section):
     open_blocks: types.Count = Field(default=1_000, description="Blocks open at the same time.")
 
 
+class HttpConfig(Section):
+    """What can be asked of the running process."""
+
+    listen: types.Listen = Field(
+        default="127.0.0.1:8080", description="Where /metrics, /livez, /readyz and the status page are served."
+    )
+
+
 class LogConfig(Section):
     """What is logged."""
 
@@ -248,7 +256,7 @@ class LogConfig(Section):
 class Config(Section):
     """The configuration of one capture."""
 
-    keeps_null = frozenset({"key"})
+    keeps_null = frozenset({"key", "http"})
 
     nats: NatsConfig = Field(default_factory=NatsConfig, description="Connection to NATS.")
     source: SourceConfig = Field(description="Where messages come from.")
@@ -260,6 +268,7 @@ class Config(Section):
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block ends.")
     store: StoreConfig = Field(description="Where objects are kept.")
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What the process may use.")
+    http: HttpConfig | None = Field(default_factory=HttpConfig, description="What can be asked of it; null: nothing.")
     log: LogConfig = Field(default_factory=LogConfig, description="What is logged.")
     drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge what is held when the process stops.")
 

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jetcapture_py.units import escaped, kind, quoted
+from jetcapture_py.units import Expanded, escaped, kind, quoted
 
 _CLOSE = 0.75
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -73,7 +73,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 def _reason(error: str, message: str, value: object, context: Mapping[str, Any]) -> str:
     if error == "value_error":
-        return " ".join(str(context["error"]).split())
+        return _as_written(" ".join(str(context["error"]).split()), value)
     if error == "missing":
         return "required, but not set"
     if error == "literal_error":
@@ -91,6 +91,14 @@ def _reason(error: str, message: str, value: object, context: Mapping[str, Any])
     if error in ("tuple_type", "list_type"):
         return f"expected a list, got {kind(value)}"
     return escaped(message)
+
+
+def _as_written(reason: str, value: object) -> str:
+    """The reason with what the file says in place of a variable's value: pydantic gives a plain text to validators."""
+    if not isinstance(value, Expanded) or quoted(value) in reason:
+        return reason
+    shown = reason.replace(quoted(str(value)), quoted(value))
+    return shown if shown != reason or not re.search("[\"']", reason) else f"cannot be used, got {quoted(value)}"
 
 
 def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]) -> str:

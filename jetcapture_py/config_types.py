@@ -187,6 +187,18 @@ def _checked(value: str, parse: Callable[[str], object]) -> str:
     return value
 
 
+def _listen(value: str) -> str:
+    try:
+        parts = urlsplit(f"//{value}")
+        port = parts.port
+        usable = port is not None and not any((parts.path, parts.query, parts.fragment, parts.username is not None))
+    except ValueError:
+        usable = False
+    if not usable or not value.isprintable() or " " in value:
+        raise ValueError(f"expected an address and a port such as 127.0.0.1:8080 or :8080, got {quoted(value)}")
+    return value
+
+
 def _store_url(value: str) -> str:
     """Only the scheme is ever shown: people put credentials into addresses."""
     if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
@@ -264,6 +276,8 @@ Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template in the words of `route`, or a function of the user's own."""
 DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
 """raw, json, or a decoder of the user's own."""
+Listen = Annotated[str, AfterValidator(_listen)]
+"""An address and a port to listen on; without an address, all of this host's; port 0 is any that is free."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Where the archive lies: an absolute path or an address that fsspec understands."""
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]

@@ -27,6 +27,9 @@ from jetcapture_py.config_errors import dotted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.units import Expanded, escaped
 
+MOST_VALUES = 100_000
+"""Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""
+
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
 _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
@@ -79,8 +82,12 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     """Collections whose inside is being read: meeting one again means that it contains itself."""
+    values: int = 0
 
     def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
+        self.values += 1
+        if self.values > MOST_VALUES:
+            raise ConfigError(f"the settings have more than {MOST_VALUES} values, aliases counted where they are used")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if id(node) in self.open or node.tag not in (_TAG + "map", _TAG + "seq"):

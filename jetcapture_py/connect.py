@@ -14,6 +14,7 @@ import nats.errors
 from pydantic import SecretStr
 
 from jetcapture_py.config import NatsConfig
+from jetcapture_py.denials import DeniedError
 from jetcapture_py.errors import SourceError
 from jetcapture_py.wire import Connection, Hook
 
@@ -24,6 +25,7 @@ _JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
+_FORBIDDEN = 403
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
@@ -168,11 +170,26 @@ class Api:
         self._client = client
         self.prefix = f"$JS.{domain}.API" if domain else "$JS.API"
 
+    async def pull(
+        self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float
+    ) -> None:
+        """Ask for the next messages (ADR-13), which come to `reply`, as do statuses; times in seconds."""
+        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
+            batch,
+            max_bytes,
+            int(expires * 1e9),
+            int(heartbeat * 1e9),
+        )
+        head = f"PUB {self.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer} {reply} {len(body)}\r\n"
+        await self._client.write(head.encode() + body + b"\r\n")
+
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers."""
         payload = json.dumps(body).encode() if body is not None else b""
         try:
-            message = await self._client.request(f"{self.prefix}.{subject}", payload, timeout=_API_TIMEOUT)
+            message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)
+        except DeniedError as error:
+            raise ApiError(_FORBIDDEN, 0, str(error)) from error
         except nats.errors.NoRespondersError as error:
             raise UnavailableError("JetStream does not answer: it is not enabled here, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
+from jetcapture_py import lean
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
+from jetcapture_py.plugins import is_reference
 
 log = logging.getLogger("jetcapture")
 
@@ -26,6 +29,8 @@ def run(config: Config, *, until_caught_up: bool = False) -> int:
     """
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
+    if not (is_reference(config.decode.format) or is_reference(config.key)):  # code of the user's own may need it
+        lean.without_pandas()
     try:
         asyncio.run(_run(config, until_caught_up=until_caught_up))
     except ConfigError:
@@ -54,8 +59,29 @@ async def _run(config: Config, *, until_caught_up: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
-    await capture.run(stop, until_caught_up=until_caught_up)
+    with _http(capture):
+        await capture.run(stop, until_caught_up=until_caught_up)
     event(log, logging.INFO, "capture.stopped", **capture.stats.fields())
+
+
+@contextlib.contextmanager
+def _http(capture: Capture) -> Iterator[None]:
+    """Metrics and probes while the capture runs.
+
+    Where nobody asked for them, a port that is taken is no reason to fail: replicas may share a machine.
+    """
+    config = capture.config.http
+    with contextlib.ExitStack() as stack:
+        if config is not None:
+            from jetcapture_py.http import serve
+
+            try:
+                stack.enter_context(serve(capture, config.listen))
+            except JetcaptureError as error:
+                if "http" in capture.config.model_fields_set:
+                    raise
+                event(log, logging.WARNING, "http.off", reason=str(error))
+        yield
 
 
 def _failed(*errors: BaseException) -> NoReturn:

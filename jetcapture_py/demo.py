@@ -298,6 +298,7 @@ class _Demo:
             "key": "{region}",
             "block": {"interval": "5m"},
             "store": {"url": str(self.archive).replace("$", "$$")},
+            "http": None,
             "log": {"format": "json"},
         }
         path = self.home / "jetcapture.yaml"

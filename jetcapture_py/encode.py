@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -27,6 +28,7 @@ ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
 
 _DELTA = (layout.SEQ, layout.TIMESTAMP)
+_CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 _OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
 
 
@@ -74,6 +76,10 @@ class Encoder:
         except Exception as error:
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)
+
+    def release_memory(self) -> None:
+        """Give back to the system what encoding has freed; the allocator would keep it for this thread."""
+        pa.default_memory_pool().release_unused()
 
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
@@ -140,9 +146,14 @@ class ObjectWriter:
             digest=layout.digest(seqs.tobytes(), timestamps.tobytes()),
             quarantine=self._block.quarantine,
         )
-        self._file.add_key_value_metadata(self._metadata(name, len(seqs), sealed_by))
+        # no key and no field can hold what it cannot guess
+        unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
+        own = self._metadata(name, len(seqs), sealed_by) | unsigned
+        self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in own.items()})
         self._file.close()
-        return EncodedBlock(name=name, data=self._sink.getvalue(), messages=len(seqs), duplicates=duplicates)
+        data = self._sink.getvalue()
+        _sign(data, unsigned)
+        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates)
 
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
         own = {
@@ -159,10 +170,23 @@ class ObjectWriter:
             "rows": str(name.rows),
             "sealed_by": sealed_by,
             "schema_id": _schema_id(self._schema),
+            "digest": name.digest,
         }
+        if name.quarantine:
+            own["quarantine"] = "true"
         if name.key is not None:
             own["key"] = name.key
-        return {layout.METADATA_PREFIX + key: value for key, value in own.items()}
+        return own
+
+
+def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
+    """Put the checksums of the finished object, and then of its footer, in place of what stands there."""
+    view = memoryview(data).cast("B")
+    start = len(view) - int.from_bytes(view[-8:-4], "little") - 8
+    footer = bytes(view[start:])
+    both, own = (start + layout.checksum_places(footer, entry, unsigned[entry])[0] for entry in _CHECKSUMS)
+    view[both : both + layout.CHECKSUM_DIGITS] = layout.checksum([view], [both, own]).encode()
+    view[own : own + layout.CHECKSUM_DIGITS] = layout.checksum([view[start:]], [own - start]).encode()
 
 
 @lru_cache(maxsize=256)

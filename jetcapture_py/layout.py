@@ -38,6 +38,8 @@ STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
 PARTITIONS = ("key", "date", "hour")
 
 METADATA_PREFIX = "jetcapture."
+CHECKSUM, FOOTER_CHECKSUM = "checksum", "footer_checksum"
+CHECKSUM_DIGITS = 16
 
 _UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
@@ -81,6 +83,39 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
     state = hashlib.blake2b(seqs, digest_size=8)
     state.update(timestamps)
     return state.hexdigest()
+
+
+def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str:
+    """16 hex digits over bytes given in pieces, in which the 16 characters from each of `places` on are zeros ("0").
+
+    There the digits themselves are written, once they are known.
+    """
+    state = hashlib.blake2b(digest_size=CHECKSUM_DIGITS // 2)
+    ordered, position = sorted(places), 0
+    for piece in pieces:
+        done = 0
+        for place in ordered:
+            start, end = max(place - position, done), min(place + CHECKSUM_DIGITS - position, len(piece))
+            if start < end:
+                state.update(piece[done:start])
+                state.update(b"0" * (end - start))
+                done = end
+        state.update(piece[done:])
+        position += len(piece)
+    return state.hexdigest()
+
+
+def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
+    """Where in a Parquet footer the entry's digits stand, as far as bytes tell: a key may hold anything.
+
+    With `digits`, only where it is these, and nothing that could not know them holds them too.
+    """
+    before = f"{METADATA_PREFIX}{entry}".encode() + bytes((0x18, CHECKSUM_DIGITS))  # Thrift: text of that length
+    found, place = [], footer.find(before + digits.encode())
+    while place >= 0:
+        found.append(place + len(before))
+        place = footer.find(before + digits.encode(), place + 1)
+    return found
 
 
 def schema_id(columns: Iterable[str]) -> str:

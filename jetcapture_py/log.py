@@ -27,6 +27,7 @@ FIELDS = "jetcapture_fields"
 """Name of a log record's attribute that holds the event's fields."""
 
 _RESERVED = ("ts", "level", "event")
+_USERINFO = re.compile(r"//[^/\s\"'<>]*@")
 _BARE = re.compile(r'[^\s="\\]+')
 
 
@@ -59,9 +60,14 @@ def event(logger: logging.Logger, level: int, name: str, /, **fields: object) ->
     logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
 
 
+def without_credentials(text: str) -> str:
+    """The text with `***` for what stands before the host in an address: libraries quote the addresses they use."""
+    return _USERINFO.sub("//***@", text)
+
+
 def one_line(error: BaseException) -> str:
-    """`Type: text` without line breaks; an exception group shows the errors it is made of."""
-    text = " ".join(str(error).split())
+    """`Type: text` without line breaks and credentials in addresses; a group shows the errors it is made of."""
+    text = without_credentials(" ".join(str(error).split()))
     if isinstance(error, BaseExceptionGroup):
         text = f"{' '.join(error.message.split())} [{'; '.join(one_line(part) for part in error.exceptions)}]"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -105,7 +111,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """The event's fields as plain values; what a library logged becomes fields, too."""
     given: Mapping[str, object] | None = getattr(record, FIELDS, None)
     if given is None:
-        message = " ".join(record.getMessage().split())
+        message = without_credentials(" ".join(record.getMessage().split()))
         given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
     fields = {str(name): _plain(value) for name, value in given.items()}
     if record.exc_info and record.exc_info[1] is not None:

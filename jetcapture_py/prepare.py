@@ -28,7 +28,8 @@ _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
 class Prepared:
     """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them.
 
-    `newest` is the sequence and the timestamp, in microseconds, of the message with the highest sequence, if any came.
+    `span` has the sequences and the timestamps, in microseconds, of the first and the last message in the stream's
+    order; it is empty when none came.
     """
 
     rows: pa.RecordBatch
@@ -38,7 +39,7 @@ class Prepared:
     messages: int
     redelivered: int
     strays: int
-    newest: tuple[int, int] | None
+    span: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class Preparer:
             messages=len(batch),
             redelivered=int(pc.sum(pc.greater(delivered, 1)).as_py() or 0),
             strays=assembled.strays,
-            newest=_newest(batch),
+            span=_span(batch),
         )
 
     def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
@@ -225,9 +226,10 @@ def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
     return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))
 
 
-def _newest(batch: MessageBatch) -> tuple[int, int] | None:
-    """Sequence and timestamp of the batch's last message in the stream."""
+def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:
+    """Sequence and timestamp of the batch's first and last message in the stream."""
     if not len(batch):
-        return None
-    at = int(batch.column(layout.SEQ).to_numpy().argmax())
-    return batch.column(layout.SEQ)[at].as_py(), batch.column(layout.TIMESTAMP)[at].value
+        return ()
+    seqs, timestamps = batch.column(layout.SEQ), batch.column(layout.TIMESTAMP)
+    order = seqs.to_numpy()
+    return [(seqs[at].as_py(), timestamps[at].value) for at in (int(order.argmin()), int(order.argmax()))]

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
+    from jetcapture_py.denials import Denial
+
 WINDOW = 1000
 
 _CHUNK_BYTES = 128 * 1024
@@ -110,6 +112,7 @@ class Publisher:
         if isinstance(self._nc, Connection):
             self._subscription = await self._nc.subscribe(f"{prefix}*")
             self._nc.register(self._subscription._id, self._acks)
+            self._nc.denials.listeners.append(self._on_denial)
         else:
             self._subscription = await self._nc.subscribe(
                 f"{prefix}*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
@@ -131,6 +134,7 @@ class Publisher:
                 await self._subscription.unsubscribe()
                 if isinstance(self._nc, Connection):
                     self._nc.forget(self._subscription._id)
+                    self._nc.denials.listeners.remove(self._on_denial)
             self._subscription = None
 
     async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
@@ -306,6 +310,12 @@ class Publisher:
             self._heard = loop.time()
         if self._error is not None or (len(self._pending) <= self._low and self._pending.size <= self._low_bytes):
             self._wake()
+
+    def _on_denial(self, denial: Denial) -> None:
+        """What may not be published, or may not be answered, will never be acknowledged."""
+        if self._error is None and not denial.subject.startswith("$js.api."):
+            self._error = SourceError(f"NATS refused: {denial}")
+        self._wake()
 
     def _release(self) -> None:
         self._retry = None

@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription
 from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
 from jetcapture_py.config import Config
 from jetcapture_py.connect import Api, UnavailableError, connect
+from jetcapture_py.denials import Denial, DeniedError, denial_in, refusal
 from jetcapture_py.errors import SourceError
 from jetcapture_py.log import event
 from jetcapture_py.statuses import Reaction, Status, parse_status
@@ -33,8 +34,8 @@ SILENCE = 12.5
 EXPIRES = 30.0
 GRACE = 5.0
 """Seconds that the server may take to say that a pull has expired."""
-PULL_BYTES = 32 << 20
-"""Most bytes one pull asks for."""
+PULL_BYTES = 16 << 20
+"""Most bytes one pull asks for; with all lanes less than the 64 MB after which a server drops a slow client."""
 ENOUGH = 4096
 MOST_AT_ONCE = 256 << 20
 """Most bytes that are handed on at once; an Arrow column of byte strings must stay below 2 GiB."""
@@ -97,7 +98,7 @@ class Source:
         self._ready = asyncio.Event()
         self._enough = asyncio.Event()
         self._stopping = self._closing = False
-        self._last_data = 0.0
+        self._last_data = self._answered = 0.0
 
     # ------------------------------------------------------------------ life
 
@@ -125,6 +126,7 @@ class Source:
         try:
             self.state: ConsumerState = await ensure_consumer(self._api, self.config.source)
             self.stream_created = await stream_created(self._api, self.stream)
+            self._answered = self._loop.time()
         except UnavailableError as error:
             raise SourceError(str(error)) from error
         for name, wanted, actual in differences(self.config.source, self.state):
@@ -173,10 +175,10 @@ class Source:
         """Whether the connection is up."""
         return bool(self._client.is_connected)
 
-    async def until_connected(self) -> None:
-        """Wait for the connection to come back, unless it never will."""
-        while not self.connected and self.failure is None:  # noqa: ASYNC110  nats-py has no event to wait for
-            await asyncio.sleep(PAUSE / 5)
+    @property
+    def consuming(self) -> bool:
+        """Whether the server has served, or at least confirmed, a pull lately; while none is due, its answers count."""
+        return self._loop.time() - max(self._answered, self._last_data) < SILENCE
 
     def fail(self, error: SourceError) -> None:
         """No more messages will come, and this is why."""
@@ -201,9 +203,28 @@ class Source:
             self.fail(SourceError(f"the connection to NATS was closed for good: {reason or 'by the server'}"))
 
     async def _errored(self, error: Exception) -> None:
-        event(log, logging.WARNING, "nats.error", error=error)
+        denial = denial_in(error)
+        if denial is None or (needed := self._needed(denial)) is None:
+            event(log, logging.WARNING, "nats.error", error=error)
+        else:
+            self.fail(SourceError(f"NATS refused: {refusal(needed, subscription=denial.subscription)}"))
+
+    def _needed(self, denial: Denial) -> str | None:
+        """What must be allowed for this to work at all, if the denial is about that: without it nothing ever comes."""
+        mine = f"{self.stream}.{self.consumer}"
+        if denial.subscription:
+            return f"{self.config.nats.inbox_prefix}.>"
+        if denial.subject.startswith("$js.ack."):
+            short = denial.subject.startswith(f"$js.ack.{mine}.".lower())
+            return f"$JS.ACK.{mine}.>" if short else f"$JS.ACK.*.*.{mine}.>"
+        return denial.about(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{mine}")
 
     # ------------------------------------------------------------------ receiving
+
+    @property
+    def fetched(self) -> int:
+        """Messages received since the start."""
+        return sum(lane.inbox.total for lane in self._lanes)
 
     @property
     def waiting(self) -> int:
@@ -251,6 +272,8 @@ class Source:
         def handle(subject: bytes, block: bytes) -> None:
             status = parse_status(block)
             lane.heard = self._loop.time()
+            if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
+                self._answered = lane.heard
             current = lane.active and subject.rsplit(b".", 1)[-1] == b"%d" % lane.pull
             if status.reaction is Reaction.ALIVE or not current:
                 return
@@ -307,15 +330,10 @@ class Source:
         lane.active, lane.batch, lane.max_bytes = True, batch, size
         lane.start, lane.start_bytes, lane.heard = lane.inbox.total, lane.inbox.total_bytes, now
         lane.expires = now + expires + GRACE
-        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
-            batch,
-            size,
-            int(expires * 1e9),
-            int(heartbeat * 1e9),
-        )
-        target = f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
         reply = f"{lane.subject}.{lane.pull}"
-        await self._client.write(b"PUB %s %s %d\r\n%s\r\n" % (target.encode(), reply.encode(), len(body), body))
+        await self._api.pull(
+            self.stream, self.consumer, reply, batch=batch, max_bytes=size, expires=expires, heartbeat=heartbeat
+        )
 
     def _credit(self) -> int:
         """Bytes that a further pull may ask for, or 0."""
@@ -333,9 +351,15 @@ class Source:
     # ------------------------------------------------------------------ the consumer
 
     async def refresh(self) -> bool:
-        """Ask the server for the consumer's state; False when nobody answers just now."""
+        """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
         try:
-            self.state = await get_consumer(self._api, self.stream, self.consumer)
+            state = await get_consumer(self._api, self.stream, self.consumer)
+            if state.created != self.state.created:
+                self.fail(
+                    SourceError(f"consumer {self.consumer} of stream {self.stream} was deleted and created again")
+                )
+                return False
+            self.state = state
             self._others = max(0, self.state.unacked - self._unacked())
         except UnavailableError as error:
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
@@ -346,6 +370,8 @@ class Source:
                 self.fail(error)
             return False
         self._missing = 0
+        if not any(lane.active for lane in self._lanes):
+            self._answered = self._loop.time()
         return True
 
     @property
@@ -356,12 +382,20 @@ class Source:
     async def ack(self, replies: Sequence[bytes]) -> bool:
         """Acknowledge stored messages in bulk, the last one confirmed by the server; whether it was.
 
-        Acks on one connection are processed in order, so the last one's confirmation stands for all.
+        Acks on one connection are processed in order, so the last one's confirmation stands for all. The consumer is
+        asked for before, until it answers: nobody would take the acks. And were it another one, of a stream that was
+        created again, the same sequences would be other messages.
         """
+        while not self.connected or not await self.refresh():
+            if self.failure is not None:
+                return False
+            await asyncio.sleep(PAUSE / 5)
         reconnects = self.reconnects
         await self._send(replies[:-1], b"+ACK")
         try:
-            await self._client.request(replies[-1].decode(), b"+ACK", timeout=CONFIRM_TIMEOUT)
+            await self._client.ask(replies[-1].decode(), b"+ACK", CONFIRM_TIMEOUT)
+        except DeniedError:
+            return False  # and `_errored` has ended the capture
         except (nats.errors.Error, OSError, TimeoutError) as error:
             event(log, logging.WARNING, "ack.unconfirmed", messages=len(replies), error=error)
             return False

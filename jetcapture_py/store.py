@@ -10,20 +10,16 @@ import errno
 import os
 import time
 import uuid
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import fsspec
 import pyarrow as pa
 
-from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
-from jetcapture_py.layout import ObjectName, escape_key
-from jetcapture_py.log import one_line
+from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.layout import ObjectName
+from jetcapture_py.remote import PROBE, open_remote, root_of
 
-PROBE = "_probe"
-EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 _LOCAL_PERMANENT = {
     errno.EACCES,
     errno.EPERM,
@@ -34,18 +30,9 @@ _LOCAL_PERMANENT = {
     errno.ENAMETOOLONG,
     errno.EINVAL,
 }
-_REMOTE_PERMANENT = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "ParamValidationError",
-    "ClientAuthenticationError",
-    "CredentialUnavailableError",
-}
-_SINGLE_PUT = 3 << 30
-"""s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
-_LONGEST_ERROR = 300
 _MOST_KNOWN = 100_000
+_FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
+"""Less what the umask takes: writable for everybody they never are."""
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
@@ -87,24 +74,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
         return LocalStore(rest if separator else url)
-    try:
-        fsspec.get_filesystem_class(scheme)
-    except (ImportError, ValueError) as error:
-        extra = EXTRAS.get(scheme)
-        hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
-        raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
-    try:
-        return FsspecStore(scheme, rest, options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"store.options: {scheme}:// cannot be used with them; {one_line(error)[:_LONGEST_ERROR]}"
-        ) from error
-
-
-def _root(template: str, key: str | None) -> str:
-    """The archive's root for `key`, which alone between two slashes must not be a way up."""
-    name = escape_key(key)
-    return template.replace("{key}", "%2E" * len(name) if not name.strip(".") else name).rstrip("/")
+    return open_remote(scheme, rest, options)
 
 
 class LocalStore:
@@ -116,7 +86,7 @@ class LocalStore:
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
         """Store `data` durably under its name."""
-        path = f"{_root(self.root, name.key)}/{name.path}"
+        path = f"{root_of(self.root, name.key)}/{name.path}"
         self._publish(path, data)
         return path
 
@@ -124,14 +94,14 @@ class LocalStore:
         """Store and remove a small object; with a root for every key there is no one place to try."""
         if "{key}" in self.root:
             return
-        path = f"{_root(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
+        path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
         self._publish(path, pa.py_buffer(b"jetcapture"))
         Path(path).unlink()
 
     def read_note(self, path: str) -> bytes | None:
         """A small file's content; None when it does not exist."""
         try:
-            return Path(f"{_root(self.root, None)}/{path}").read_bytes()
+            return Path(f"{root_of(self.root, None)}/{path}").read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -139,7 +109,7 @@ class LocalStore:
 
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
-        self._publish(f"{_root(self.root, None)}/{path}", pa.py_buffer(data))
+        self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
 
     def _publish(self, path: str, data: pa.Buffer) -> None:
         directory, _, name = path.rpartition("/")
@@ -171,7 +141,7 @@ class LocalStore:
 
 def _write_durably(path: str, data: pa.Buffer) -> None:
     """A new file with `data`, on the disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
     try:
         rest = memoryview(data).cast("B")
         while rest:
@@ -181,14 +151,16 @@ def _write_durably(path: str, data: pa.Buffer) -> None:
         os.close(handle)
 
 
-def _make_directory(directory: str) -> bool:
+def _make_directory(directory: str, *, parents: bool = True) -> bool:
     """Create `directory` and what is above it, durably; False when it was there already."""
     parent = directory.rpartition("/")[0] or "/"
     try:
-        os.mkdir(directory)  # noqa: PTH102  as in `_publish`
+        os.mkdir(directory, _DIRECTORY_MODE)  # noqa: PTH102  as in `_publish`
     except FileNotFoundError:
+        if not parents:  # the parent is there, and yet nothing can be: not every file system has directories made
+            raise
         _make_directory(parent)
-        return _make_directory(directory)
+        return _make_directory(directory, parents=False)
     except FileExistsError as error:
         if not os.path.isdir(directory):  # noqa: PTH112
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from error
@@ -211,63 +183,3 @@ def _sync_directory(directory: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class FsspecStore:
-    """Any fsspec file system whose writes are atomic: S3, Azure, Google, memory. Objects go up whole, in one call."""
-
-    def __init__(self, scheme: str, root: str, options: Mapping[str, Any]) -> None:
-        self.scheme = scheme
-        self.root = root
-        self.fs = fsspec.filesystem(scheme, **options)
-        # aiohttp fears for the event loop; this one is fsspec's own, in a thread where nothing else waits
-        warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
-        self._put_options = {"chunksize": _SINGLE_PUT} if scheme in ("s3", "s3a") else {}
-
-    def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` under its name."""
-        path = f"{_root(self.root, name.key)}/{name.path}"
-        self._pipe(path, data.to_pybytes())
-        return f"{self.scheme}://{path}"
-
-    def probe(self) -> None:
-        """Store a small object, and remove it where that is allowed; not with a root for every key."""
-        if "{key}" in self.root:
-            return
-        path = f"{_root(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
-        self._pipe(path, b"jetcapture")
-        with contextlib.suppress(Exception):
-            self.fs.rm_file(path)
-
-    def read_note(self, path: str) -> bytes | None:
-        """A small file's content; None when it does not exist."""
-        try:
-            return bytes(self.fs.cat_file(f"{_root(self.root, None)}/{path}"))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise StoreError(f"cannot read {path}: {one_line(error)[:_LONGEST_ERROR]}") from error
-
-    def write_note(self, path: str, data: bytes) -> None:
-        """Replace a small file."""
-        self._pipe(f"{_root(self.root, None)}/{path}", data)
-
-    def _pipe(self, path: str, data: bytes) -> None:
-        try:
-            self.fs.pipe_file(path, data, **self._put_options)
-        except Exception as error:
-            kind = PermanentStoreError if _is_permanent(error) else StoreError
-            place = f"{self.scheme}://{path.rsplit('/', 1)[0]}"
-            raise kind(f"cannot write {place}: {one_line(error)[:_LONGEST_ERROR]}") from error
-
-
-def _is_permanent(error: BaseException) -> bool:
-    """Whether only a person can change it: credentials, permissions, a missing bucket or container."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, PermissionError | FileNotFoundError) or type(seen).__name__ in _REMOTE_PERMANENT:
-            return True
-        if getattr(seen, "status_code", None) in (401, 403, 404):
-            return True
-        seen = seen.__cause__
-    return False

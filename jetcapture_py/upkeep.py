@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from jetcapture_py import watermark
@@ -111,13 +112,15 @@ async def mark(capture: Capture, idle: timedelta = IDLE_MARK) -> None:
     found = capture.observer.watermark(capture.source.state, capture.source.stream_created)
     if found is None:
         return
+    found = replace(found, last_object=capture.last_object)
     try:
-        await capture.in_store(_move_watermark, store, found, idle)
+        capture.watermark = await capture.in_store(_move_watermark, store, found, idle)
     except StoreError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
 
 
-def _move_watermark(store: NoteStore, found: watermark.Watermark, idle: timedelta) -> None:
+def _move_watermark(store: NoteStore, found: watermark.Watermark, idle: timedelta) -> watermark.Watermark:
+    """Write what is found, with what is there already, when that says something new; what is there then."""
     place = watermark.path(found.stream)
     data = store.read_note(place)
     try:
@@ -126,13 +129,20 @@ def _move_watermark(store: NoteStore, found: watermark.Watermark, idle: timedelt
         event(log, logging.WARNING, "watermark.failed", error=error)
         there = None
     new = found.after(there)
-    if new is None or (there is not None and new.seq == there.seq and new.time - there.time < idle):
-        return
+    if there is not None and (new is None or (_same(new, there) and new.time - there.time < idle)):
+        return there
+    new = new or found
     store.write_note(place, new.encode())
+    return new
 
 
-def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]]) -> None:
-    """Count and log blocks that are stored and acknowledged."""
+def _same(new: watermark.Watermark, old: watermark.Watermark) -> bool:
+    """Whether they differ in time only."""
+    return replace(new, time=old.time) == old
+
+
+def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]], *, confirmed: bool) -> None:
+    """Count and log blocks that are stored, and acknowledged unless the server has not `confirmed` it."""
     stats = capture.stats
     messages = sum(encoded.messages for _, encoded in stored)
     rows = sum(encoded.name.rows for _, encoded in stored)
@@ -141,7 +151,8 @@ def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]]) -> None:
     stats.stored_messages += messages
     stats.stored_rows += rows
     stats.stored_bytes += size
-    stats.acked += sum(block.rows for block, _ in stored)
+    stats.acked += messages if confirmed else 0
+    capture.last_object = stored[-1][1].name.path, datetime.now(UTC)
     reasons = ",".join(sorted({block.sealed_by for block, _ in stored}))
     fields: dict[str, Any] = {
         "blocks": len(stored),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,7 +31,8 @@ class Watermark:
     whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine.
 
     `created` is when the stream was created, as the server writes it, "" where unknown: a recreated stream counts
-    from 1 again. Times are those of the servers' clocks.
+    from 1 again. Times are those of the servers' clocks. `last_object` is the path of the object that was stored last,
+    and when that was by its writer's clock, None where unknown.
     """
 
     stream: str
@@ -39,6 +40,7 @@ class Watermark:
     created: str
     seq: int
     time: datetime
+    last_object: tuple[str, datetime] | None = None
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -48,8 +50,10 @@ class Watermark:
             "consumer": self.consumer,
             "stream_created": self.created,
             "seq": self.seq,
-            "time": self.time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "time": _text(self.time),
         }
+        if self.last_object is not None:
+            fields |= {"last_object": self.last_object[0], "last_stored": _text(self.last_object[1])}
         return json.dumps(fields).encode() + b"\n"
 
     def after(self, other: Watermark | None) -> Watermark | None:
@@ -58,10 +62,18 @@ class Watermark:
             return self
         same = self.created and self.created == other.created  # without permission to ask for it, it is unknown
         seq = max(self.seq, other.seq) if same else self.seq
-        merged = Watermark(
-            stream=self.stream, consumer=self.consumer, created=self.created, seq=seq, time=max(self.time, other.time)
-        )
+        objects = [found for found in (self.last_object, other.last_object) if found is not None]
+        last = max(objects, key=lambda found: found[1], default=None)
+        merged = replace(self, seq=seq, time=max(self.time, other.time), last_object=last)
         return None if merged == other else merged
+
+
+def _text(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def path(stream: str) -> str:
@@ -73,14 +85,16 @@ def decode(data: bytes) -> Watermark:
     """Read the file's content. Raises JetcaptureError when it is none."""
     try:
         fields = json.loads(data)
+        last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
         return Watermark(
             stream=str(fields["stream"]),
             consumer=str(fields["consumer"]),
             created=str(fields["stream_created"]),
             seq=int(fields["seq"]),
-            time=datetime.fromisoformat(fields["time"]).astimezone(UTC),
+            time=_time(fields["time"]),
+            last_object=last,
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise JetcaptureError(f"the watermark is damaged: {error!r}") from error
 
 
@@ -113,6 +127,18 @@ class Observer:
         self._samples.append((seq, timestamp))
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[: -_MOST_SAMPLES // 2 : 2]
+
+    def lag(self, state: ConsumerState) -> timedelta:
+        """How long the oldest message that is not stored yet has been in the stream, as far as this replica knows.
+
+        Nothing when everything is stored. Of messages that it has not received, only those that it has say how old
+        they may be; the largest value of all replicas is the right one.
+        """
+        if (state.pending == 0 and state.unacked == 0) or not self._samples:
+            return timedelta()
+        place = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
+        oldest = self._samples[min(place, len(self._samples) - 1)][1]
+        return max(timedelta(), state.asked - _EPOCH - timedelta(microseconds=oldest))
 
     def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
         """What the consumer's state says, if it says anything.

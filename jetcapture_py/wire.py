@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+
+from jetcapture_py.denials import Denials
 
 OBJECT_OVERHEAD = 320
 """Bytes that one received message costs beside its content, as four Python byte strings in lists."""
@@ -125,6 +128,7 @@ class Connection(Client):
         super().__init__()
         self._require_tls = require_tls
         self.inboxes: dict[int, Inbox] = {}
+        self.denials = Denials()
         self.fast = fast and supported()
         if self.fast:
             self._ps = FrameParser(self)
@@ -150,12 +154,20 @@ class Connection(Client):
             raise Error("nats: TLS is configured, but the server does not offer it")
         return super()._connect_command()
 
+    async def _process_err(self, err_msg: str) -> None:
+        self.denials.note(err_msg, self._inbox_prefix.decode())
+        await super()._process_err(err_msg)
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         inbox = self.inboxes.get(sid)
         if inbox is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
             inbox.accept(subject, reply, data, headers)
+
+    async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
+        """The answer to a request. Raises as nats-py's `request` does, and `DeniedError` at once."""
+        return await self.denials.request(self, subject, payload, timeout)
 
     async def write(self, commands: bytes) -> None:
         """Send protocol commands, in order with all others; buffered while reconnecting.

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.remote import with_secrets
 from spark_jobs.columns import Columns, Table, quoted
 from spark_jobs.engine import ArrowEngine
 from spark_jobs.objects import Archive, Listing, VanishedError
@@ -74,8 +75,9 @@ def read_archive(
     for name, moment in (("start", start), ("end", end)):
         if moment is not None and moment.tzinfo is None:
             raise JetcaptureError(f"{name}={moment.isoformat()} has no time zone")
-    own = ArrowEngine(url=url, options=options or {}, start=start, end=end) if engine == "arrow" else None
-    archive = Archive.open(spark, url, stream, quarantine, options or {}, own)
+    options = with_secrets(options or {})
+    own = ArrowEngine(url=url, options=options, start=start, end=end) if engine == "arrow" else None
+    archive = Archive.open(spark, url, stream, quarantine, options, own)
     wanted = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
     for attempt in range(_ATTEMPTS):
         try:

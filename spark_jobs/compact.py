@@ -39,7 +39,7 @@ if __name__ == "__main__" and not __package__:
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from jetcapture_py import layout
+from jetcapture_py import layout, watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.units import format_duration, parse_duration, parse_size
 from spark_jobs.compact_plan import Source, units
@@ -47,6 +47,7 @@ from spark_jobs.compact_summary import Summary, report, summarize
 from spark_jobs.compact_unit import CHANGED, Order, Outcome, compact_unit
 from spark_jobs.files import Files
 from spark_jobs.job import guarded, part_arguments, session, store_arguments
+from spark_jobs.storage import Place
 
 TARGET_SIZE = 128 << 20
 OLDER_THAN = 3600.0
@@ -70,6 +71,7 @@ def compact(
     target_size: int = TARGET_SIZE,
     older_than: float = OLDER_THAN,
     grace: float = GRACE,
+    incomplete: bool = False,
     dry_run: bool = False,
     options: Mapping[str, Any] | None = None,
     tell: Callable[[str], object] = lambda _: None,
@@ -77,8 +79,9 @@ def compact(
     """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
 
     Only buckets that ended more than `older_than` seconds ago are touched, of these those that begin at or after
-    `start` and before `end`, and these `keys`, None among them for messages without one. Sources are removed `grace`
-    seconds after the last object that replaces them was written; this waits for that, once, and says so to `tell`.
+    `start` and before `end`, and these `keys`, None among them for messages without one. Where the archive has a
+    watermark, only buckets that are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the
+    last object that replaces them was written; this waits for that, once, and says so to `tell`.
 
     `options` are handed to fsspec, here and on the executors. Raises JetcaptureError when the archive cannot be
     listed; what fails in one group is in the summary's errors.
@@ -96,7 +99,13 @@ def compact(
     if not listed:
         raise JetcaptureError(f"no objects of stream {stream} under {files.shown}")
     chosen = [source for source in listed if _begins_within(source.name.bucket, start, end)]
-    order = Order(target=target_size, closed=time.time() - older_than, dry_run=dry_run)
+    closed = time.time() - older_than
+    place = Place.open(url, options or {})
+    mark = None if incomplete else watermark.read(place.fs, place.root, stream)
+    if mark is not None and mark.time.timestamp() < closed:
+        closed = mark.time.timestamp()
+        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are not complete and are left alone")
+    order = Order(target=target_size, closed=closed, dry_run=dry_run)
     outcomes = list(_run(spark, url, options or {}, order, chosen))
     removed: frozenset[str] = frozenset()
     errors: list[str] = []
@@ -177,6 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--grace", type=_reading(parse_duration), default=GRACE, help="how long readers may go on with old objects; 5m"
     )
+    parser.add_argument(
+        "--incomplete", action="store_true", help="also buckets that are not complete by the archive's watermark"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
     chosen = parser.parse_args(arguments)
@@ -193,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             target_size=chosen.target_size,
             older_than=chosen.older_than,
             grace=chosen.grace,
+            incomplete=chosen.incomplete,
             dry_run=chosen.dry_run,
             options=chosen.options,
             tell=lambda line: sys.stderr.write(f"compact: {line}\n"),

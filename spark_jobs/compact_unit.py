@@ -250,6 +250,6 @@ class _Compaction:
 
 
 def _all_of(footers: Sequence[Footer], entry: str) -> str:
-    """What the footers say, which is one thing but for recreated streams and renamed consumers."""
+    """What the footers say, one thing but for recreated streams and renamed consumers; "" where one does not know."""
     values: Mapping[str, None] = dict.fromkeys(footer.own.get(entry, "") for footer in footers)
-    return ",".join(filter(None, values))
+    return "" if "" in values else ",".join(values)

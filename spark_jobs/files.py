@@ -60,7 +60,7 @@ class Files:
     """One archive's objects, through fsspec. Its errors are JetcaptureErrors that name the object."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        place = Place.open(url, options)
+        place = self._place = Place.open(url, options)
         self.shown = place.shown
         self._store = open_store(url, options)
         self._fs = place.fs
@@ -72,17 +72,10 @@ class Files:
 
     def find(self, directories: Iterable[str]) -> list[Source]:
         """The objects below these directories, which are relative to the archive's root."""
-        self._fs.invalidate_cache()
         found: dict[str, dict[str, Any]] = {}
         for directory in directories:
-            try:
-                found |= self._fs.find(f"{self._root}/{directory}", detail=True)
-            except FileNotFoundError:
-                continue
-            except Exception as error:  # each fsspec backend has errors of its own
-                raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
-        cut = len(self._root) + 1
-        named = ((layout.parse_path(path[cut:]), info) for path, info in found.items())
+            found |= self._place.files(directory)
+        named = ((layout.parse_path(path), info) for path, info in found.items())
         return [Source(name, int(info["size"])) for name, info in named if name is not None]
 
     def put(self, name: ObjectName, data: pa.Buffer) -> None:

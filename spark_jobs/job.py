@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from jetcapture_py import config, config_types, config_yaml, errors, layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.log import without_credentials
 from spark_jobs.storage import spark_settings
 
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
@@ -170,7 +171,7 @@ def guarded(name: str, job: Callable[[], object]) -> int:
         sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
         return 2
     except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
-        sys.stderr.write(f"{name}: {one_line(error)}\n")
+        sys.stderr.write(f"{name}: {without_credentials(one_line(error))}\n")
         return 1
     return 0
 

@@ -196,15 +196,10 @@ class Fetch:
             return
         size = max(PULL_BYTES, self._connection.max_payload + _FRAME_OVERHEAD)
         self._granted += batch
-        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
-            batch,
-            size,
-            int(EXPIRES * 1e9),
-            int(HEARTBEAT * 1e9),
+        stream, reply = self._options.stream, f"{self._subject}.1"
+        await self._api.pull(
+            stream, self._consumer, reply, batch=batch, max_bytes=size, expires=EXPIRES, heartbeat=HEARTBEAT
         )
-        target = f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._options.stream}.{self._consumer}"
-        head = f"PUB {target} {self._subject}.1 {len(body)}\r\n"
-        await self._connection.write(head.encode() + body + b"\r\n")
 
     async def _see_whether_all_came(self) -> None:
         """The server has nothing to send: messages may have been deleted since the range was planned."""

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import nats.errors
 
 from jetcapture_py.connect import Api, ApiError, UnavailableError, connect
+from jetcapture_py.denials import denial_in
 from jetcapture_py.errors import SourceError
 from jetcapture_py.wire import Connection
 from spark_jobs.nats_options import ReadOptions
@@ -64,9 +65,11 @@ class Session:
         """A reconnect: who waits for an answer notices by itself."""
 
     async def _errored(self, error: Exception) -> None:
-        """Only a request that is not allowed matters: nobody will answer it."""
-        if "permissions violation" in str(error).lower():
-            self._denied = str(error).removeprefix("nats: ").strip("'")
+        """Only a pull that is not allowed matters: nobody will answer it. Other requests find out by themselves."""
+        denial = denial_in(error)
+        if denial is not None and (denial.subscription or ".consumer.msg.next." in denial.subject):
+            self._denied = str(denial)
+            self.on_disconnected()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, done in the connection's thread."""
@@ -81,6 +84,8 @@ class Session:
         clock = asyncio.get_running_loop().time
         deadline, missing = clock() + self.timeout, 0
         while True:
+            if self._denied:
+                raise SourceError(f"NATS refused: {self._denied}")
             try:
                 if not self.connection.is_connected:
                     raise UnavailableError("the connection is lost")
@@ -94,8 +99,6 @@ class Session:
                 reason: Exception = error
             except UnavailableError as error:
                 reason = error
-            if self._denied:
-                raise SourceError(f"NATS refused: {self._denied}")
             if self.connection.is_closed:
                 raise SourceError(f"the connection to NATS was closed for good: {self.connection.last_error or reason}")
             if clock() > deadline:

@@ -105,23 +105,12 @@ class Archive:
             if self.quarantine:
                 raise JetcaptureError("the quarantine is not divided by key")
             directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(keys)]
-        cut = len(self.root) + 1
-        found = [path[cut:] for directory in directories for path in self._find(directory)]
+        found = [path for directory in directories for path in self.place.files(directory)]
         visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
         return Listing(
             objects=[name for name in map(layout.parse_path, visible) if name is not None],
             files=visible,
         )
-
-    def _find(self, directory: str) -> list[str]:
-        self.fs.invalidate_cache()  # the daemon and compaction go on writing
-        try:
-            paths: list[str] = self.fs.find(f"{self.root}/{directory}")
-        except FileNotFoundError:
-            return []
-        except Exception as error:  # each fsspec backend has errors of its own
-            raise JetcaptureError(f"cannot list {self.url}: {error}") from error
-        return paths
 
     def nothing(self) -> DataFrame:
         """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""

@@ -30,6 +30,7 @@ from pyspark.sql import types as st
 from jetcapture_py import watermark
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.units import escaped
 from spark_jobs.archive import archive_view
 from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.login import login, login_arguments
@@ -195,16 +196,20 @@ def _text(field: st.StructField) -> Column:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
-    """Lines of a table with aligned columns; a line break in a value is shown as \\n.
+    """Lines of a table with aligned columns; what would end a line or steer a terminal is shown as \\n or \\u001b.
 
     There may be any number of rows: the first ones say how wide a column is, and a wider value later moves its line.
     """
-    shown = (tuple("NULL" if value is None else value.replace("\n", "\\n") for value in row) for row in rows)
-    heading = tuple(name.replace("\n", "\\n") for name in names)
+    shown = (tuple("NULL" if value is None else _visible(value) for value in row) for row in rows)
+    heading = tuple(map(_visible, names))
     first = list(islice(shown, _MEASURED))
     widths = [max(map(len, column)) for column in zip(heading, *first, strict=True)]
     for line in chain((heading, tuple("-" * width for width in widths)), first, shown):
         yield "  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in text)
 
 
 if __name__ == "__main__":

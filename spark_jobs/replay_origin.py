@@ -19,15 +19,10 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     """The stream's lives, and the consumers that captured it. Raises JetcaptureError."""
     place = Place.open(url, options)
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
-    cut = len(place.root) + 1
-    try:
-        paths = [str(path)[cut:] for path in place.fs.find(f"{place.root}/{directory}")]
-    except FileNotFoundError:
-        paths = []
-    except Exception as error:  # each fsspec backend has errors of its own
-        raise JetcaptureError(f"cannot list {place.shown}: {error}") from error
     # within a bucket, the later life of a recreated stream has the lower sequences
-    names = sorted(filter(None, map(layout.parse_path, paths)), key=lambda name: (name.bucket, -name.first_seq))
+    names = sorted(
+        filter(None, map(layout.parse_path, place.files(directory))), key=lambda name: (name.bucket, -name.first_seq)
+    )
     created: dict[str, None] = {}
     consumers: dict[str, None] = {}
     for lives, consumer in _footers(place, names):

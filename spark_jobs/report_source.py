@@ -118,14 +118,7 @@ class Source:
 
 
 def _listed(place: Place, directory: str) -> dict[ObjectName, Mapping[str, Any]]:
-    place.fs.invalidate_cache()  # the daemon and compaction go on writing
-    try:
-        found: Mapping[str, Mapping[str, Any]] = place.fs.find(f"{place.root}/{directory}", detail=True)
-    except FileNotFoundError:
-        return {}
-    except Exception as error:  # each fsspec backend has errors of its own
-        raise JetcaptureError(f"cannot list {place.shown}: {error}") from error
-    names = ((layout.parse_path(path[len(place.root) + 1 :]), entry) for path, entry in found.items())
+    names = ((layout.parse_path(path), entry) for path, entry in place.files(directory).items())
     return {name: entry for name, entry in names if name is not None}
 
 

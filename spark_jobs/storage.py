@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store import EXTRAS
+from jetcapture_py.log import one_line
+from jetcapture_py.remote import EXTRAS, with_secrets
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
@@ -60,7 +61,7 @@ class Place:
                 f"{shown} is a place for every key: name one of them, with its key in place of {{key}}"
             )
         try:
-            fs, path = fsspec.url_to_fs(url, **options)
+            fs, path = fsspec.url_to_fs(url, **with_secrets(options))
         except ImportError as error:
             extra = EXTRAS.get(scheme)
             hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
@@ -71,6 +72,24 @@ class Place:
         known = f"file://{root}" if isinstance(fs, LocalFileSystem) else url
         spark_root, settings = in_spark(known, fs.storage_options)
         return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
+
+    def files(self, directory: str) -> dict[str, dict[str, Any]]:
+        """The files below `directory` in the order of their paths, with what the store says of each.
+
+        Paths are relative to the root; there are none where there is no such directory. Raises JetcaptureError, also
+        when a part of it cannot be listed: fsspec's own way down a local directory would pass over that.
+        """
+        self.fs.invalidate_cache()  # the daemon and compaction go on writing
+        top = f"{self.root}/{directory}"
+        try:
+            local = isinstance(self.fs, LocalFileSystem)
+            found = dict(sorted(_below(top))) if local else self.fs.find(top, detail=True)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:  # each fsspec backend has errors of its own
+            raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
+        cut = len(self.root) + 1
+        return {str(path)[cut:]: info for path, info in found.items()}
 
     def require(self, spark: SparkSession) -> None:
         """Raise, with what to do about it, when Spark has no file system for this place; before anything is listed.
@@ -99,6 +118,18 @@ class Place:
     @property
     def _scheme(self) -> str:
         return self.spark_root.partition("://")[0]
+
+
+def _below(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files below a local directory, with their sizes in bytes and times in seconds since the epoch."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # removed since it was listed
+                if entry.is_dir():
+                    yield from _below(entry.path)
+                else:
+                    known = entry.stat()
+                    yield entry.path, {"size": known.st_size, "mtime": known.st_mtime}
 
 
 def _missing(scheme: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from jetcapture_py import log
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -19,6 +21,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A command that was run in this process has set up logging for all of it."""
+    loggers = [logging.getLogger(name) for name in ("", *log.ROOTS)]
+    levels = [logger.level for logger in loggers]
+    yield
+    logging.captureWarnings(capture=False)
+    for handler in [each for each in loggers[0].handlers if isinstance(each, log._Handler)]:
+        loggers[0].removeHandler(handler)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -87,7 +87,10 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
         assert replica.wait(20) == 1
         assert time.monotonic() - began < 8
         (failure,) = replica.events("capture.failed")
-        assert failure["error"] == "drain_timeout: 1000 messages were not stored in time and are given back"
+        assert (
+            failure["error"]
+            == "drain_timeout: 1000 messages were not stored and acknowledged in time, and are given back"
+        )
         (archive / "ORDERS").unlink()
         assert replica.start("--until-caught-up").wait(30) == 0, "what was given back comes at once"
     assert len(rows(archive)) == 1000
@@ -228,7 +231,7 @@ def test_a_server_without_jetstream_and_one_that_is_not_there_are_one_clear_line
 def test_the_schema_is_json_and_knows_the_settings() -> None:
     done = command("schema")
     assert done.returncode == 0
-    assert {"nats", "source", "decode", "key", "block", "store", "limits", "log", "drain_timeout"} == set(
+    assert {"nats", "source", "decode", "key", "block", "store", "limits", "http", "log", "drain_timeout"} == set(
         json.loads(done.stdout)["properties"]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
@@ -17,6 +18,7 @@ from azure.storage.blob import BlobServiceClient
 from jetcapture_py.store import Store, open_store
 from tests.support import azurite
 from tests.support import s3 as servers
+from tests.support.versity import Versity, options
 
 S3_OPTIONS: dict[str, Any] = {
     "key": "dummy",
@@ -110,27 +112,56 @@ class S3Place(Place):
         return content
 
 
+@contextlib.contextmanager
+def bucket(endpoint: str, options: Mapping[str, Any]) -> Iterator[S3Place]:
+    """A new bucket."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=options["key"],
+        aws_secret_access_key=options["secret"],
+        region_name="us-east-1",
+    )
+    name = f"bucket-{uuid.uuid4().hex}"
+    client.create_bucket(Bucket=name)
+    yield S3Place(client, name, {**S3_OPTIONS, **options})
+    client.close()
+
+
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The address of a server that speaks S3."""
+def moto_endpoint() -> Iterator[str]:
+    """The address of moto's server, which speaks S3 and believes everybody."""
     with servers.serve() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
-def s3(s3_endpoint: str) -> Iterator[S3Place]:
+def moto(moto_endpoint: str) -> Iterator[S3Place]:
     """A new bucket."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_endpoint,
-        aws_access_key_id="dummy",
-        aws_secret_access_key="dummy",
-        region_name="us-east-1",
-    )
-    bucket = f"bucket-{uuid.uuid4().hex}"
-    client.create_bucket(Bucket=bucket)
-    yield S3Place(client, bucket, {**S3_OPTIONS, "client_kwargs": {"endpoint_url": s3_endpoint}})
-    client.close()
+    with bucket(moto_endpoint, {**S3_OPTIONS, "client_kwargs": {"endpoint_url": moto_endpoint}}) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def versity(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versity]:
+    """A real S3 server, for all tests that do it no harm."""
+    with Versity(tmp_path_factory.mktemp("versity")) as server:
+        yield server
+
+
+@pytest.fixture
+def real_s3(versity: Versity) -> Iterator[S3Place]:
+    """A new bucket of the real server."""
+    with bucket(versity.endpoint, options(versity.endpoint)) as place:
+        yield place
+
+
+@pytest.fixture(params=["moto", "real_s3"])
+def s3(request: pytest.FixtureRequest) -> S3Place:
+    """A new bucket of either."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, S3Place)
+    return found
 
 
 @dataclass
@@ -177,7 +208,7 @@ def local(tmp_path: Path) -> LocalPlace:
     return LocalPlace(tmp_path / "archive")
 
 
-@pytest.fixture(params=["local", "memory", "s3", "azure"])
+@pytest.fixture(params=["local", "memory", "moto", "real_s3", "azure"])
 def place(request: pytest.FixtureRequest) -> Place:
     """One place of each kind."""
     if request.param == "memory":

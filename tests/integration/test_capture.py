@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,12 @@ class GatedStore(LocalStore):
         location = super().put(name, data)
         self.returned.append(time.monotonic())
         return location
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process was stopped, to its last thread: each goes on a little after the signal was sent."""
+    states = [path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 async def acks_of(url: str, sink: list[tuple[float, bytes]]) -> Any:
@@ -279,6 +285,20 @@ def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start,
     asyncio.run(scenario())
 
 
+def test_what_is_asked_for_at_once_is_never_too_much_for_the_server_to_keep(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", bytes(10_000), None)] * 8000)
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            await until(lambda: capture.source.fetched > 0, "it has pulled")
+            time.sleep(2)  # nothing is read meanwhile; the server drops a client for which it has to keep 64 MB
+            await until(lambda: capture.source.fetched >= 8000, "everything is there")
+            assert (capture.source.fetched, capture.source.reconnects) == (8000, 0)
+        assert "Slow Consumer" not in server.log
+
+    asyncio.run(scenario())
+
+
 def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -307,20 +327,54 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
         await publish(server.url, plain(100))
 
         paused = []
-
-        async def pause(*_: Any) -> None:
-            if not paused:  # on a slow machine there may be more than one block
-                paused.append(True)
-                os.kill(server.pid, signal.SIGSTOP)
-
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
-        async with running(settings, on_stored=pause) as capture:
+        async with running(settings) as capture:
+            send = capture.source._send
+
+            async def pause(replies: Sequence[bytes], body: bytes) -> None:
+                if body == b"+ACK" and not paused:  # on a slow machine there may be more than one block
+                    paused.append(True)
+                    os.kill(server.pid, signal.SIGSTOP)
+                    await until(lambda: stands_still(server.pid), "every thread of the server stands still")
+                await send(replies, body)
+
+            monkeypatch.setattr(capture.source, "_send", pause)
             await until(lambda: capture.stats.unconfirmed_acks >= 1, "the server did not answer")
             assert capture.stats.acked == 0
             os.kill(server.pid, signal.SIGCONT)
             await until(lambda: capture.stats.acked == 100, "it does now")
         assert (await consumer(server.url)).num_ack_pending == 0
         assert sum(name.rows for name in objects(tmp_path / "archive")) == 100
+
+    asyncio.run(scenario())
+
+
+def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.connect._API_TIMEOUT", 0.2)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        paused: list[float] = []
+
+        async def pause(*_: Any) -> None:
+            if not paused:
+                paused.append(time.monotonic())
+                os.kill(server.pid, signal.SIGSTOP)
+
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
+        async with running(settings, on_stored=pause) as capture:
+            try:
+                await until(lambda: bool(paused) and time.monotonic() - paused[0] > 2, "it has not answered for long")
+                assert (capture.stats.unconfirmed_acks, capture.stats.acked) == (0, 0)
+                assert capture.blocks.unacked == 100, "they are kept alive"
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await until(lambda: capture.stats.acked == 100, "it does now")
+        assert capture.stats.redelivered == 0
+        assert (await consumer(server.url)).num_ack_pending == 0
 
     asyncio.run(scenario())
 
@@ -358,6 +412,18 @@ def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
                 await client.publish(inbox, b"forged")
             await until(lambda: capture.stats.strays == 2, "they are counted")
         assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"payload %d" % n for n in range(10)]
+
+    asyncio.run(scenario())
+
+
+def test_the_last_message_of_every_subject_can_be_the_start(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [*plain(5, "orders.eu"), *plain(3, "orders.us")])
+        wanted = config(server.url, tmp_path / "archive", source={"deliver_policy": "last_per_subject"})
+        await capture_all(wanted)
+        await capture_all(wanted)
+        assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == [5, 8]
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
-from jetcapture_py import layout
+from jetcapture_py import layout, watermark
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
@@ -157,6 +158,31 @@ class TestChoice:
         summary = at_once(spark, hours, older_than=age - 86_400 - 3600)
         assert [change.bucket[11:13] for change in summary.changes] == ["12", "13", "12", "13"]
         assert summary.left == {"the bucket is not closed yet": 2}
+
+    def test_buckets_that_are_not_complete_by_the_watermark_are_left_alone(
+        self, spark: SparkSession, hours: Archive
+    ) -> None:
+        known = watermark.Watermark(
+            stream="ORDERS", consumer="c", created="", seq=2, time=datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
+        )
+        path = hours.root / watermark.path("ORDERS")
+        path.parent.mkdir()
+        path.write_bytes(known.encode())
+        said: list[str] = []
+        # a bucket's interval in these objects is a day: none of the three has ended
+        summary = at_once(spark, hours, tell=said.append)
+        assert summary.changes == ()
+        assert said == [
+            f"buckets that end after the watermark, {known.time.isoformat()}, are not complete and are left alone"
+        ]
+        path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
+        assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
+        assert [change.bucket[11:13] for change in at_once(spark, hours, incomplete=True).changes] == [
+            "14",
+            "12",
+            "13",
+            "14",
+        ]
 
     def test_a_failure_in_one_group_is_told_and_the_others_are_compacted(
         self, spark: SparkSession, hours: Archive

@@ -121,7 +121,7 @@ def test_what_the_login_may_not_do_is_one_clear_error(nats_server: Callable[...,
         )
     )
     options = live.read_options(user="app", password="s3cret")
-    with pytest.raises(SourceError, match=r"NATS refused: permissions violation for publish to .\$js\.api\.consumer"):
+    with pytest.raises(SourceError, match=r"NATS refused: this user may not publish to \$JS\.API\.CONSUMER\.CREATE"):
         list(sequences(live, options))
 
 

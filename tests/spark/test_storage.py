@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,29 @@ def test_a_spark_without_the_file_system_is_told_the_package_before_anything_is_
     assert f"--packages org.apache.hadoop:hadoop-aws:{hadoop}" in str(raised.value)
     assert "--engine arrow" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_files_are_listed_with_size_and_time_below_a_directory_alone(tmp_path: Path) -> None:
+    for path in ("S/key=a/date=x/1.parquet", "S/2.parquet", "T/3.parquet"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"12345"[: int(path[-9])])
+    files = Place.open(str(tmp_path), {}).files("S")
+    assert {path: info["size"] for path, info in files.items()} == {"S/key=a/date=x/1.parquet": 1, "S/2.parquet": 2}
+    assert files["S/2.parquet"]["mtime"] == (tmp_path / "S/2.parquet").stat().st_mtime
+    assert Place.open(str(tmp_path), {}).files("none") == {}
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error_and_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("S", *["x" * 250] * 18):  # a path that is too long for the system, also for root
+        Path(part).mkdir()
+        os.chdir(part)
+    Path("1.parquet").touch()
+    os.chdir(tmp_path)
+    with pytest.raises(JetcaptureError, match=r"^cannot list .*File name too long"):
+        Place.open(str(tmp_path), {}).files("S")
 
 
 def test_a_url_for_every_key_is_no_archive() -> None:

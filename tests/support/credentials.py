@@ -24,11 +24,16 @@ def seed_of(prefix: bytes) -> tuple[str, str]:
     return seed.decode(), pair.public_key.decode()
 
 
-def certificate(directory: Path, name: str, issuer: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """Write `name`.pem and `name`-key.pem: an authority without `issuer`, else a leaf for 127.0.0.1."""
+def certificate(
+    directory: Path, name: str, issuer: tuple[Any, Any] | None, *, host: str = "127.0.0.1", age: float = 0
+) -> tuple[Any, Any]:
+    """Write `name`.pem and `name`-key.pem: an authority without `issuer`, else a leaf for the address `host`.
+
+    It is valid for an hour, which began `age` hours ago.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
+    now = dt.datetime.now(dt.UTC) - dt.timedelta(hours=age)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -40,7 +45,7 @@ def certificate(directory: Path, name: str, issuer: tuple[Any, Any] | None) -> t
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
     )
     if issuer:
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        address = x509.IPAddress(ipaddress.ip_address(host))
         builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
     signed = builder.sign(issuer[1] if issuer else key, hashes.SHA256())
     (directory / f"{name}.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM))

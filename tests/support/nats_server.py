@@ -46,6 +46,11 @@ class NatsServer:
         return self._log_file.read_text(errors="replace") if self._log_file.exists() else ""
 
     @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended since."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """The process id of the running server."""
         assert self._process is not None, "the server is not running"

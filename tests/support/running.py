@@ -8,7 +8,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,10 +35,11 @@ def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
         "nats": {"servers": [url]},
         "source": {"stream": STREAM, "consumer": CONSUMER},
         "store": {"url": str(archive)},
+        "http": None,
         "log": {"format": "json"},
     }
     for name, value in sections.items():
-        found[name] = {**found.get(name, {}), **value} if isinstance(value, dict) else value
+        found[name] = {**(found.get(name) or {}), **value} if isinstance(value, dict) else value
     return found
 
 
@@ -113,15 +115,25 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, time
 
 
 def objects(root: Path) -> list[layout.ObjectName]:
-    """The names of all objects of an archive; a foreign or half file among them is an error."""
+    """The names of all objects of an archive; a foreign file among them is an error, or a half one that stays."""
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
         if path.is_file() and not relative.startswith(("_probe/", "_watermark/")):
             name = layout.parse_path(relative)
+            if name is None and path.name.endswith(".tmp"):  # a running capture may be writing it at this moment
+                assert _goes(path), f"{relative} was left behind half"
+                continue
             assert name is not None, f"{relative} is not an object of the archive"
             found.append(name)
     return found
+
+
+def _goes(path: Path, timeout: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not path.exists()
 
 
 def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
@@ -141,7 +153,14 @@ def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
 class Command:
     """The real `jetcapture` command as a process; its log is in `log`."""
 
-    def __init__(self, directory: Path, configuration: dict[str, Any], name: str = "replica") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        configuration: dict[str, Any],
+        name: str = "replica",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = environment or {}
         self.path = directory / f"{name}.yaml"
         self.path.write_text(yaml.safe_dump(configuration))
         self._log = directory / f"{name}.log"
@@ -173,7 +192,7 @@ class Command:
                 [sys.executable, "-m", "jetcapture_py", "run", str(self.path), *options],
                 stderr=log,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONWARNINGS": "default"},
+                env={**os.environ, "PYTHONWARNINGS": "default", **self._environment},
             )
         return self
 

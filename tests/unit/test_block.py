@@ -3,14 +3,10 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from jetcapture_py import layout
 from jetcapture_py.batch import ENVELOPE, REPLY
@@ -324,108 +320,6 @@ def test_ten_thousand_keys_cost_no_tables_of_their_own() -> None:
     random.Random(1).shuffle(order)
     finish(blocks, order)
     assert_empty(blocks)
-
-
-# ------------------------------------------------------------------ every order of operations
-
-PLACES = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.sampled_from([0, 900])), max_size=30)
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Whatever happens in whatever order, every row lies in one block, and the counters say what is held."""
-
-    @initialize(max_rows=st.integers(1, 40), max_bytes=st.sampled_from([1, 3000, 20_000, HUGE]))
-    def begin(self, max_rows: int, max_bytes: int) -> None:
-        self.blocks = make(max_age=10, max_rows=max_rows, max_bytes=max_bytes)
-        self.now = 0.0
-        self.model: dict[Block, list[int]] = {}
-        self.expected: defaultdict[tuple[str | None, int, bool], list[int]] = defaultdict(list)
-        self.released: set[Block] = set()
-
-    def note(self, sealed: list[Block], *reasons: str) -> None:
-        for block in sealed:
-            assert block.sealed_by in reasons
-            assert block.rows <= self.blocks.rules.max_rows
-
-    @rule(places=PLACES, size=st.sampled_from([0, 10, 1000]), quarantine=st.booleans(), later=st.floats(0, 4))
-    def add(self, places: list[tuple[str | None, int]], size: int, quarantine: bool, later: float) -> None:
-        self.now += later
-        first = next(NUMBERS) + 1
-        self.note(add(self.blocks, places, self.now, size=size, quarantine=quarantine), "messages", "bytes")
-        for number, (key, bucket) in enumerate(places, first):
-            self.expected[key, bucket, quarantine].append(number)
-
-    @rule(later=st.floats(0, 12))
-    def seal_due(self, later: float) -> None:
-        self.now += later
-        self.note(self.blocks.seal_due(self.now), "age")
-        assert all(self.now - block.opened < 10 for block in self.blocks if not block.sealed_by)
-
-    @rule(rows=st.integers(-3, 40), size=st.integers(-3, 20_000), count=st.integers(-1, 3))
-    def seal_most(self, rows: int, size: int, count: int) -> None:
-        self.note(self.blocks.seal_most(rows=rows, size=size, blocks=count), "pressure")
-
-    @rule()
-    def seal_all(self) -> None:
-        self.note(self.blocks.seal_all("drain"), "drain")
-
-    @rule(data=st.data())
-    def release(self, data: Any) -> None:
-        held = [block for block in self.blocks if block.sealed_by and block not in self.released]
-        if held:
-            block = data.draw(st.sampled_from(held))
-            block.release()
-            self.released.add(block)
-
-    @rule(data=st.data())
-    def forget(self, data: Any) -> None:
-        if released := [block for block in self.blocks if block in self.released]:
-            block = data.draw(st.sampled_from(released))
-            numbers = self.model.pop(block)
-            assert list(block.replies()) == [b"ack.%d" % number for number in numbers]
-            self.blocks.forget(block)
-            self.released.discard(block)
-            place = (block.id.key, block.id.bucket, block.id.quarantine)
-            for number in numbers:
-                self.expected[place].remove(number)
-
-    @invariant()
-    def every_row_is_in_one_block(self) -> None:
-        found: defaultdict[tuple[str | None, int, bool], list[int]] = defaultdict(list)
-        for block in self.blocks:
-            numbers = self.model[block] if block in self.released else numbers_of(block)
-            assert len(numbers) == block.rows
-            assert numbers == sorted(numbers)
-            if block.sealed_by:
-                assert self.model.setdefault(block, numbers) == numbers
-            found[block.id.key, block.id.bucket, block.id.quarantine] += numbers
-        assert {place: sorted(numbers) for place, numbers in found.items()} == {
-            place: numbers for place, numbers in self.expected.items() if numbers
-        }
-
-    @invariant()
-    def counters_say_what_is_held(self) -> None:
-        still_open = [block for block in self.blocks if not block.sealed_by]
-        assert self.blocks.open == len(still_open)
-        assert self.blocks.sealed == len(list(self.blocks)) - len(still_open)
-        assert self.blocks.rows == sum(block.rows for block in still_open)
-        assert self.blocks.bytes == sum(block.bytes for block in still_open)
-        assert self.blocks.unacked == sum(block.rows for block in self.blocks)
-        unreleased = [block for block in self.blocks if block not in self.released]
-        assert (self.blocks.memory.bytes > 0) == bool(unreleased)
-
-    def teardown(self) -> None:
-        if hasattr(self, "blocks"):
-            self.blocks.seal_all("drain")
-            for block in list(self.blocks):
-                if block not in self.released:
-                    block.release()
-                self.blocks.forget(block)
-            assert_empty(self.blocks)
-
-
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -25,6 +25,7 @@ from spark_jobs.compact_plan import TOLERANCE, units
 from spark_jobs.compact_unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
 from spark_jobs.files import Files
 from tests.spark.conftest import HOUR, Archive
+from tests.support.archives import encoded, put
 
 Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
 Blocks = Sequence[tuple[str, set[Row]]]
@@ -414,8 +415,20 @@ def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
         "sealed_by": "compact",
         "writer": own["jetcapture.writer"],
         "schema_id": own["jetcapture.schema_id"],
+        "digest": name.digest,
+        "checksum": own["jetcapture.checksum"],
+        "footer_checksum": own["jetcapture.footer_checksum"],
     }
     assert metadata.row_group(0).column(0).compression == "GZIP"
+
+
+def test_a_footer_does_not_say_what_one_of_its_sources_does_not_know(archive: Archive) -> None:
+    for seqs, created in (((1, 2), ""), ((2, 3), "2025-01-01T00:00:00Z")):
+        put(archive.root, encoded([(seq, HOUR * 1_000_000) for seq in seqs], created=created, key="a", bucket=HOUR))
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    found = pq.read_metadata(archive.root / name.path).metadata
+    assert (found[b"jetcapture.stream_created"], found[b"jetcapture.consumer"]) == (b"", b"archive")
 
 
 def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Archive) -> None:

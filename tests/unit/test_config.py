@@ -76,7 +76,12 @@ def test_the_defaults_are_the_contract() -> None:
     [
         ("source.ack_wiat", "2m", "source.ack_wiat: unknown setting; did you mean ack_wait?"),
         ("interval", "5m", "interval: unknown setting; did you mean block.interval?"),
-        ("http", {"listen": "127.0.0.1:8080"}, "http: unknown setting"),
+        ("http", {"port": 8080}, "http.port: unknown setting"),
+        (
+            "http.listen",
+            "8080",
+            'http.listen: expected an address and a port such as 127.0.0.1:8080 or :8080, got "8080"',
+        ),
         ("stream", {"name": "ORDERS"}, "stream: unknown setting"),
         ("a\nb", 1, '["a\\nb"]: unknown setting'),
         ("source", "ORDERS", "source: expected a mapping of settings, got text"),

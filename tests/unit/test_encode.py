@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import random
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -261,9 +262,45 @@ def test_the_footer_says_all_that_the_format_promises() -> None:
         "sealed_by": "age",
         "writer": "host:1",
         "schema_id": metadata(encoded)["schema_id"],
+        "digest": encoded.name.digest,
+        "checksum": metadata(encoded)["checksum"],
+        "footer_checksum": metadata(encoded)["footer_checksum"],
     }
     assert len(metadata(encoded)["schema_id"]) == 16
     assert b"ARROW:schema" not in pq.read_metadata(pa.BufferReader(encoded.data)).metadata
+
+
+HOSTILE = "\x18\x13jetcapture.checksum\x18\x10" + "0" * 16
+
+
+@pytest.mark.parametrize("key", ["eu", HOSTILE, None])
+def test_the_checksums_are_those_of_the_file_and_of_its_footer_with_zeros_in_their_places(key: str | None) -> None:
+    encoded = write(batch(plain(100), a=[HOSTILE] * 100), block=BlockId(key=key, bucket=0))
+    data, found = encoded.data.to_pybytes(), metadata(encoded)
+    places = {}
+    for entry in ("checksum", "footer_checksum"):
+        assert data.count(found[entry].encode()) == 1
+        places[entry] = data.index(found[entry].encode())
+    footer = data[len(data) - 8 - int.from_bytes(data[-8:-4], "little") :]
+    place = footer.index(found["footer_checksum"].encode())
+    zeroed = footer[:place] + b"0" * 16 + footer[place + 16 :]
+    assert hashlib.blake2b(zeroed, digest_size=8).hexdigest() == found["footer_checksum"]
+    for place in places.values():
+        data = data[:place] + b"0" * 16 + data[place + 16 :]
+    assert hashlib.blake2b(data, digest_size=8).hexdigest() == found["checksum"]
+    assert found.get("key") == key
+
+
+def test_a_checksum_does_not_depend_on_the_pieces() -> None:
+    data, places = bytes(range(256)), [200, 40]
+    whole = layout.checksum([data], places)
+    assert whole != layout.checksum([data], [41, 200])
+    for cuts in ([0, 45, 256], [0, 1, 40, 56, 57, 205, 216, 256], list(range(257))):
+        assert layout.checksum([data[start:end] for start, end in pairwise(cuts)], places) == whole
+
+
+def test_the_same_block_is_the_same_file() -> None:
+    assert write(batch(plain(100))).data == write(batch(plain(100))).data
 
 
 def test_rows_and_messages_are_counted_apart() -> None:
@@ -346,6 +383,7 @@ def test_a_quarantine_object_has_the_envelope_and_the_reason() -> None:
     assert encoded.name.path.startswith("_quarantine/ORDERS/date=")
     assert read(encoded).schema.names == [*layout.ENVELOPE, "stage", "error", "raw_headers"]
     assert read(encoded).column("error").to_pylist() == ["not JSON"] * 2
+    assert metadata(encoded)["quarantine"] == "true"
 
 
 def test_a_block_whose_columns_cannot_be_written_is_salvaged_into_the_quarantine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -80,6 +81,18 @@ def test_a_consumer_that_gives_messages_up_has_none() -> None:
     assert Observer("S", "C").watermark(state(9, max_deliver=3), "created") is None
 
 
+def test_the_lag_is_the_age_of_the_oldest_message_beyond_the_floor() -> None:
+    observer = Observer("S", "C")
+    assert observer.lag(state(0, pending=3)) == timedelta()
+    for seq in (10, 20, 30):
+        observer.saw(seq, micros(NOON) - (100 - seq) * 1_000_000)
+    late = timedelta(microseconds=123456)  # of the state's own time
+    assert observer.lag(state(10, unacked=2)) == timedelta(seconds=80) + late
+    assert observer.lag(state(5, unacked=2)) == timedelta(seconds=90) + late
+    assert observer.lag(state(30, pending=2)) == timedelta(seconds=70) + late
+    assert observer.lag(state(30)) == timedelta()
+
+
 def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     observer = Observer("S", "C")
     for seq in range(1, 100_001):
@@ -97,6 +110,17 @@ def test_it_only_moves_forward() -> None:
     assert mark(4, NOON + timedelta(hours=1)).after(mark(5)) == mark(5, NOON + timedelta(hours=1))
 
 
+def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
+    early, late = ("a.parquet", NOON), ("b.parquet", NOON + timedelta(seconds=1))
+    assert replace(mark(6), last_object=early).after(replace(mark(5), last_object=late)) == replace(
+        mark(6), last_object=late
+    )
+    assert replace(mark(5), last_object=late).after(replace(mark(5), last_object=early)) == replace(
+        mark(5), last_object=late
+    )
+    assert mark(5).after(replace(mark(5), last_object=late)) is None
+
+
 @pytest.mark.parametrize("created", ["2026-03-01T00:00:00Z", ""])
 def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
     later = NOON + timedelta(hours=1)
@@ -104,8 +128,9 @@ def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    written = mark(7, NOON + 3 * MICROSECOND)
+    written = replace(mark(7, NOON + 3 * MICROSECOND), last_object=("S/key=a/x.parquet", NOON))
     assert decode(written.encode()) == written
+    assert decode(mark(7).encode()) == mark(7)
     file = tmp_path / watermark.path("S")
     file.parent.mkdir()
     file.write_bytes(written.encode())

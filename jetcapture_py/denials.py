@@ -1,0 +1,92 @@
+"""What the server does not allow this user.
+
+Nobody answers a request that is not allowed, or whose answer may not be received: the server sends an error that names
+the subject, and that is all. Here who waits for the answer is told at once, and not by a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import nats.errors
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+_VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+_DOMAIN = re.compile(r"^\$JS\.[^.]+\.API\.")
+"""Where the domain itself is served, this is mapped to what has no domain, and that is checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denial:
+    """One refusal: of a subscription, or of a publish. nats-py has made the subject lower case."""
+
+    subject: str
+    subscription: bool
+
+    def __str__(self) -> str:
+        return refusal(self.subject, subscription=self.subscription)
+
+    def about(self, subject: str) -> str | None:
+        """`subject` as the server checks it, if it is what may not be published to."""
+        for checked in (subject, _DOMAIN.sub("$JS.API.", subject)):
+            if not self.subscription and checked.lower() == self.subject:
+                return checked
+        return None
+
+
+def refusal(subject: str, *, subscription: bool = False) -> str:
+    """What must be allowed, as text."""
+    return f"this user may not {'subscribe' if subscription else 'publish'} to {subject}"
+
+
+def denial_in(error: Exception | str) -> Denial | None:
+    """The refusal that an error of the server tells of, if it does."""
+    found = _VIOLATION.search(str(error))
+    return Denial(subject=found[2].lower(), subscription=found[1].lower() == "subscription") if found else None
+
+
+class DeniedError(nats.errors.Error):
+    """The server does not allow a request, or not to receive the answer. The text names what must be allowed."""
+
+
+class Denials:
+    """Who waits on one connection for an answer that may be denied; `listeners` are told of every refusal."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[Denial], None]] = []
+        self._waiting: dict[asyncio.Future[Msg], str] = {}
+
+    def note(self, error: str, inbox_prefix: str) -> None:
+        """The server has sent an error: refuse the requests that it is about."""
+        denial = denial_in(error)
+        if denial is None:
+            return
+        for listener in self.listeners:
+            listener(denial)
+        for waiting, subject in self._waiting.items():
+            if waiting.done():
+                continue
+            if checked := denial.about(subject):
+                waiting.set_exception(DeniedError(refusal(checked)))
+            elif denial.subscription and denial.subject.startswith(f"{inbox_prefix}.".lower()):
+                waiting.set_exception(DeniedError(refusal(f"{inbox_prefix}.>", subscription=True)))
+
+    async def request(self, client: Client, subject: str, payload: bytes, timeout: float) -> Msg:
+        """The client's own `request`, which also raises `DeniedError`."""
+        refused: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[refused] = subject
+        answered = asyncio.ensure_future(client.request(subject, payload, timeout=timeout))
+        try:
+            await asyncio.wait({answered, refused}, return_when=asyncio.FIRST_COMPLETED)
+            return refused.result() if refused.done() else answered.result()
+        finally:
+            del self._waiting[refused]
+            answered.cancel()
+            await asyncio.gather(answered, return_exceptions=True)

@@ -1,0 +1,180 @@
+"""Sets of stream sequences, in memory that is bounded by how many there are and by how far they reach.
+
+They lie in chunks of `CHUNK` sequences: a sorted array while there are few of them, then a bit for each, and nothing
+but a mark once all are there. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+CHUNK = 1 << 20
+FEW = 1 << 14
+"""Up to so many sequences of a chunk are an array, which takes as much memory as half of a chunk's bits."""
+
+_BITS = CHUNK.bit_length() - 1
+_FULL = np.zeros(0, np.bool_)
+"""Stands for a chunk of which every sequence is there."""
+
+
+class Sequences:
+    """A set of sequences from 0 on."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, Any] = {}
+
+    def add(self, seqs: Any) -> None:
+        """Add an int64 array, in any order, with repetitions or without."""
+        for chunk, part, _ in _divided(np.sort(seqs)):
+            self._put(chunk, part)
+
+    def add_range(self, first: int, last: int) -> None:
+        """Add every sequence from `first` to `last`, inclusive."""
+        for chunk in range(first >> _BITS, (last >> _BITS) + 1):
+            start = max(first - (chunk << _BITS), 0)
+            end = min(last - (chunk << _BITS), CHUNK - 1) + 1
+            if end - start == CHUNK:
+                self._chunks[chunk] = _FULL
+            else:
+                self._put(chunk, np.arange(start, end, dtype=np.uint32))
+
+    def _put(self, chunk: int, offsets: Any) -> None:
+        """Add sorted offsets to a chunk."""
+        held = self._chunks.get(chunk)
+        if held is _FULL:
+            return
+        if held is None or held.dtype == np.uint32:
+            few = offsets if held is None else np.concatenate([held, offsets])
+            few = np.unique(few)
+            if len(few) <= FEW:
+                self._chunks[chunk] = few
+                return
+            offsets, held = few, np.zeros(CHUNK // 8, np.uint8)
+        low, high = int(offsets[0]) >> 3, (int(offsets[-1]) >> 3) + 1
+        wanted = np.zeros((high - low) * 8, np.bool_)
+        wanted[offsets - np.uint32(low * 8)] = True
+        held[low:high] |= np.packbits(wanted, bitorder="little")
+        self._chunks[chunk] = _FULL if (held == 0xFF).all() else held
+
+    def contains(self, seqs: Any) -> Any:
+        """Which of `seqs`, a sorted int64 array, are there: a bool array."""
+        found = np.zeros(len(seqs), np.bool_)
+        for chunk, offsets, place in _divided(seqs):
+            held = self._chunks.get(chunk)
+            if held is None:
+                continue
+            if held is _FULL:
+                found[place] = True
+            elif held.dtype == np.uint32:
+                found[place] = np.isin(offsets, held)
+            else:
+                found[place] = (held[offsets >> 3] >> (offsets & 7).astype(np.uint8)) & 1
+        return found
+
+    def __len__(self) -> int:
+        return sum(_count(held) for held in self._chunks.values())
+
+    def count(self, first: int, last: int) -> int:
+        """How many there are from `first` to `last`, inclusive."""
+        total = 0
+        for chunk, held in self._chunks.items():
+            start, end = first - (chunk << _BITS), last - (chunk << _BITS)
+            if start <= 0 and end >= CHUNK - 1:
+                total += _count(held)
+            elif start < CHUNK and end >= 0 and end >= start:
+                total += int(_flags(held)[max(start, 0) : end + 1].sum())
+        return total
+
+    @property
+    def first(self) -> int | None:
+        """The lowest; None when there is none."""
+        if not self._chunks:
+            return None
+        chunk = min(self._chunks)
+        return (chunk << _BITS) + int(np.argmax(_flags(self._chunks[chunk])))
+
+    @property
+    def last(self) -> int | None:
+        """The highest; None when there is none."""
+        if not self._chunks:
+            return None
+        chunk = max(self._chunks)
+        return ((chunk + 1) << _BITS) - 1 - int(np.argmax(_flags(self._chunks[chunk])[::-1]))
+
+    def gaps(self, first: int, last: int) -> Iterator[tuple[Any, Any]]:
+        """What is not there from `first` to `last`, inclusive, as ranges in order: arrays of starts and of ends."""
+        position, chunks = first, sorted(self._chunks)
+        held_back: tuple[int, int] | None = None
+        for chunk in [*(each for each in chunks if first >> _BITS <= each <= last >> _BITS), None]:
+            base = last + 1 if chunk is None else max(chunk << _BITS, first)
+            starts, ends = np.array([position][: base - position]), np.array([base - 1][: base - position])
+            if chunk is not None:
+                end = min(last + 1, (chunk + 1) << _BITS)
+                inside = _holes(_flags(self._chunks[chunk])[base - (chunk << _BITS) : end - (chunk << _BITS)])
+                starts, ends = np.concatenate([starts, inside[0] + base]), np.concatenate([ends, inside[1] + base])
+                position = end
+            if not len(starts):
+                continue
+            starts, ends = _joined(held_back, starts.astype(np.int64), ends.astype(np.int64))
+            held_back = int(starts[-1]), int(ends[-1])
+            if len(starts) > 1:
+                yield starts[:-1], ends[:-1]
+        if held_back is not None:
+            yield np.array([held_back[0]]), np.array([held_back[1]])
+
+    def stretches(self, first: int, last: int, close: int) -> Iterator[tuple[int, int]]:
+        """The gaps from `first` to `last`, with those that lie less than `close` sequences apart as one."""
+        current: tuple[int, int] | None = None
+        for starts, ends in self.gaps(first, last):
+            breaks = np.flatnonzero(starts[1:] - ends[:-1] > close) + 1
+            for group_starts, group_ends in zip(np.split(starts, breaks), np.split(ends, breaks), strict=True):
+                start, end = int(group_starts[0]), int(group_ends[-1])
+                if current is not None and start - current[1] > close:
+                    yield current
+                    current = None
+                current = (current[0] if current else start, end)
+        if current is not None:
+            yield current
+
+
+def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
+    """Sorted sequences by chunk: its number, the offsets in it, and which part of `seqs` that is."""
+    chunks = seqs >> _BITS
+    bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(seqs)] if len(seqs) else []
+    for start, end in pairwise(bounds):
+        yield int(chunks[start]), (seqs[start:end] & (CHUNK - 1)).astype(np.uint32), slice(start, end)
+
+
+def _flags(held: Any) -> Any:
+    """A chunk as a bool for each of its sequences."""
+    if held is _FULL:
+        return np.ones(CHUNK, np.bool_)
+    if held.dtype == np.uint32:
+        flags = np.zeros(CHUNK, np.bool_)
+        flags[held] = True
+        return flags
+    return np.unpackbits(held, bitorder="little").view(np.bool_)
+
+
+def _count(held: Any) -> int:
+    if held is _FULL:
+        return CHUNK
+    return len(held) if held.dtype == np.uint32 else int.from_bytes(held.tobytes(), "little").bit_count()
+
+
+def _holes(flags: Any) -> tuple[Any, Any]:
+    """Starts and ends, inclusive, of the runs of False."""
+    edges = np.diff(np.concatenate([[True], flags, [True]]).astype(np.int8))
+    return np.flatnonzero(edges == -1), np.flatnonzero(edges == 1) - 1
+
+
+def _joined(before: tuple[int, int] | None, starts: Any, ends: Any) -> tuple[Any, Any]:
+    """Ranges with the one before them, of which the first may be the continuation; also one in two chunks is one."""
+    if before is not None:
+        starts, ends = np.concatenate([[before[0]], starts]), np.concatenate([[before[1]], ends])
+    apart = starts[1:] > ends[:-1] + 1
+    return starts[np.concatenate([[True], apart])], ends[np.concatenate([apart, [True]])]

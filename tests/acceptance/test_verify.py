@@ -1,0 +1,240 @@
+"""`jetcapture verify` as a user meets it: the command, what it prints, its exit code; and nothing damaged passes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py import layout
+from jetcapture_py.verify import verify
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, settings
+
+Start = Callable[..., NatsServer]
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+PERMISSIONS = (Path(__file__).parents[2] / "examples" / "nats-permissions.conf").read_text()
+
+
+def captured(nats_server: Start, tmp_path: Path, keys: list[str], count: int = 300, **sections: Any) -> Path:
+    """The configuration of a capture that has caught up."""
+    server = nats_server()
+    messages = [(f"orders.{keys[index % len(keys)]}", b"%d" % index, None) for index in range(count)]
+    asyncio.run(publish(server.url, messages))
+    sections = {"key": "{subject[1]}", **sections}
+    asyncio.run(capture_all(config(server.url, tmp_path / "a", **sections)))
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, tmp_path / "a", **sections)))
+    return path
+
+
+def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [sys.executable, "-m", "jetcapture_py", "verify", str(path), *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+    )
+    assert not CONTROL.search(found.stdout), found.stdout
+    return found
+
+
+def test_the_exit_code_and_the_first_line_are_the_verdict(nats_server: Start, tmp_path: Path) -> None:
+    path = captured(nats_server, tmp_path, ["a", "b"])
+    whole = run(path)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert whole.stdout.startswith("complete: every one of 300 messages up to sequence 300 (")
+    victim = objects(tmp_path / "a")[0]
+    (tmp_path / "a" / victim.path).unlink()
+    broken = run(path, "--deep")
+    assert (broken.returncode, broken.stderr) == (1, "")
+    assert broken.stdout.startswith(f"NOT complete: {victim.rows} messages in {victim.rows} holes")
+    assert f"\n  1 to 299, 150 messages in 150 holes, {rows(tmp_path / 'a')[0]['_nats_timestamp']:%Y-}" in broken.stdout
+
+
+def test_json_says_the_same_for_programs(nats_server: Start, tmp_path: Path) -> None:
+    path = captured(nats_server, tmp_path, ["a"])
+    whole = run(path, "--json")
+    found = json.loads(whole.stdout)
+    assert whole.returncode == 0
+    assert (found["complete"], found["missing"], found["duplicates"], found["stored"]) == (True, 0, 0, 300)
+    assert (found["holes"], found["damaged"], found["foreign"]) == ([], [], [])
+    (victim,) = (tmp_path / "a").rglob("*.parquet")
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 4
+    victim.write_bytes(data)
+    broken = run(path, "--json", "--deep")
+    found = json.loads(broken.stdout)
+    assert broken.returncode == 1
+    assert (found["complete"], found["missing"]) == (False, 300)
+    assert [(hole["first"], hole["last"], hole["messages"]) for hole in found["holes"]] == [(1, 300, 300)]
+    assert [each["path"] for each in found["damaged"]] == [victim.relative_to(tmp_path / "a").as_posix()]
+    assert found["holes"][0]["first_time"].startswith("20")
+
+
+def test_foreign_files_fail_only_a_strict_proof(nats_server: Start, tmp_path: Path) -> None:
+    path = captured(nats_server, tmp_path, ["a"])
+    (tmp_path / "a" / STREAM / "notes.txt").write_text("hello")
+    assert run(path).returncode == 0
+    strict = run(path, "--strict")
+    assert strict.returncode == 1
+    assert f"  {STREAM}/notes.txt" in strict.stdout.splitlines()
+
+
+def test_a_wrong_configuration_is_2_and_a_place_that_cannot_be_listed_is_1(nats_server: Start, tmp_path: Path) -> None:
+    path = captured(nats_server, tmp_path, ["a"], 10)
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("source: {stream: ORDERS}\n")
+    assert run(wrong).returncode == 2
+    elsewhere = yaml.safe_load(path.read_text())
+    elsewhere["store"] = {"url": f"{path}/a"}  # below a file
+    wrong.write_text(yaml.safe_dump(elsewhere))
+    failed = run(wrong)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("jetcapture: cannot ")
+    assert "Traceback" not in failed.stderr
+
+
+def test_no_name_can_do_anything_to_a_terminal(nats_server: Start, tmp_path: Path) -> None:
+    hostile = "\x1b]0;owned\x07\u202e\x9b31m"
+    path = captured(nats_server, tmp_path, ["a"])
+    for root in (tmp_path / "a").rglob("key=*"):
+        moved = root.with_name(f"key={hostile}")
+        root.rename(moved)
+        (moved / f"{hostile}\n.txt").write_text("")
+    for options in ((), ("--json",)):
+        found = run(path, *options)
+        assert found.returncode == 1
+        assert "\u202e" not in found.stdout
+        assert len(found.stdout.splitlines()) < 20
+
+
+# ------------------------------------------------------------------ every one of 100 objects
+
+
+def removed(path: Path, _: random.Random) -> None:
+    path.unlink()
+
+
+def truncated(path: Path, chance: random.Random) -> None:
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def flipped(path: Path, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    place = len(data) - chance.randrange(1, footer) if chance.random() < 0.5 else chance.randrange(len(data))
+    data[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def renamed(path: Path, chance: random.Random) -> None:
+    bucket, first, last, count, digest = path.name.split("-")
+    other_key = path.parents[2].with_name(f"key=other{chance.randrange(1000)}")
+    choices = [
+        path.with_name("x.parquet"),
+        path.with_suffix(".bak"),
+        path.with_name("-".join((bucket, f"{int(first) + 1:020}", last, count, digest))),
+        path.with_name("-".join((bucket, first, f"{int(last) + 7:020}", count, digest))),
+        path.with_name("-".join((bucket, first, last, count, "0" * 16 + ".parquet"))),
+        path.with_name("-".join((bucket, first, last, str(int(count) + 1), digest))),
+        other_key / path.relative_to(path.parents[2]),
+        path.parents[1] / "hour=99" / path.name,
+    ]
+    target = chance.choice(choices)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_one_of_a_hundred_objects_that_was_tampered_with_is_found(
+    nats_server: Start, tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    path = captured(nats_server, tmp_path, [str(key) for key in range(10)], 3000, block={"max_messages": 12})
+    root = tmp_path / "a"
+    names = objects(root)
+    victims = chance.sample(names, 100)
+    held = {name: {row[layout.SEQ] for row in rows_of(root, name)} for name in names}
+    for index, name in enumerate(victims):
+        (removed, truncated, flipped, renamed)[index % 4](root / name.path, chance)
+    report = asyncio.run(verify(load(path), deep=True))
+    lost = {seq for name in victims for seq in held[name]}
+    assert len(names) > 150
+    assert {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)} == lost
+    assert (report.missing, report.stored) == (len(lost), 3000 - len(lost))
+    damaged, foreign = {problem.path for problem in report.damaged}, set(report.foreign)
+    assert {name.path for index, name in enumerate(victims) if index % 4 in (1, 2)} <= damaged
+    assert len(damaged) + len(foreign) == 75
+    assert not damaged & {name.path for name in names if name not in victims}
+
+
+def rows_of(root: Path, name: layout.ObjectName) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    found: list[dict[str, Any]] = pq.ParquetFile(root / name.path).read([layout.SEQ]).to_pylist()
+    return found
+
+
+def load(path: Path) -> Any:
+    from jetcapture_py.config import loads
+
+    return loads(path.read_text())
+
+
+# ------------------------------------------------------------------ permissions
+
+
+def section(name: str) -> str:
+    found = re.search(rf"^{name}: {{.*?^}}", PERMISSIONS, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[0]
+
+
+def allowed() -> list[tuple[str, bool]]:
+    """The subjects that `verify` is allowed, and whether each may be left out."""
+    found = re.findall(r'^    "([^"]+)"(.*)$', section("VERIFIER"), re.MULTILINE)
+    return [(subject, "may be left out" in remark) for subject, remark in found]
+
+
+@pytest.mark.parametrize("without", [None, *(subject for subject, _ in allowed())])
+def test_the_permissions_of_the_example_are_enough_and_what_is_missing_is_named(
+    nats_server: Start, tmp_path: Path, without: str | None
+) -> None:
+    text = section("VERIFIER")
+    for subject, optional in allowed():
+        if subject == without or (optional and without is not None):
+            text = text.replace(f'"{subject}"', '"not.used"')
+    users = "{user: admin, password: admin}, {user: verifier, password: v, permissions: $VERIFIER}"
+    server = nats_server(f"{text}\naccounts: {{ APP: {{ jetstream: enabled, users: [{users}] }} }}")
+    admin = server.url.replace("nats://", "nats://admin:admin@")
+    asyncio.run(publish(admin, [("orders.a", b"x", None)] * 60))
+    login = {"user": "admin", "password": "admin"}
+    asyncio.run(capture_all(config(server.url, tmp_path / "a", nats=login, block={"max_messages": 20})))
+    victim = objects(tmp_path / "a")[0]
+    (tmp_path / "a" / victim.path).unlink()
+    login = {"user": "verifier", "password": "v", "inbox_prefix": "_INBOX_verifier"}
+    report = asyncio.run(verify(config(server.url, tmp_path / "a", nats=login)))
+    if without is None or dict(allowed())[without]:
+        assert (report.proven, report.missing) == (True, victim.rows)
+    else:
+        assert not report.proven
+        assert not report.complete
+        named = without.replace("*", "").lower()
+        assert any(named in note.lower() for note in report.unchecked), report.unchecked
+
+
+def test_the_consumer_in_the_examples_permissions_is_the_captures() -> None:
+    assert f"$JS.API.CONSUMER.INFO.{STREAM}.{CONSUMER}" in {subject for subject, _ in allowed()}

@@ -1,0 +1,69 @@
+"""Archives handled from outside: objects merged as compaction does it, or written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py import layout
+from jetcapture_py.batch import ENVELOPE
+from jetcapture_py.block import BlockId
+from jetcapture_py.encode import EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.layout import ObjectName
+
+Identity = tuple[int, int]  # sequence, timestamp in microseconds
+
+
+def encoded(
+    identities: Iterable[Identity],
+    *,
+    stream: str = "ORDERS",
+    created: str = "2024-01-01T00:00:00Z",
+    key: str | None = "eu",
+    bucket: int = 1_700_000_100,
+    quarantine: bool = False,
+) -> EncodedBlock:
+    """An object of these messages."""
+    found = sorted(identities)
+    columns = {
+        layout.SEQ: pa.array([seq for seq, _ in found], pa.int64()),
+        layout.TIMESTAMP: pa.array([time for _, time in found], pa.timestamp("us", "UTC")),
+        layout.PAYLOAD: pa.array([b"%d" % seq for seq, _ in found], pa.binary()),
+    }
+    arrays = [columns.get(field.name, pa.nulls(len(found), field.type)) for field in ENVELOPE]
+    encoder = Encoder(stream=stream, interval=900, compression="zstd", stream_created=created, consumer="archive")
+    block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
+    return encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
+
+
+def put(root: Path, block: EncodedBlock) -> Path:
+    """Store an object in the archive at `root`; where it lies."""
+    path = root / block.name.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(block.data)
+    return path
+
+
+def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Path:
+    """Make one object of several of one key and bucket, as compaction does, and remove them unless `keep`."""
+    tables, created = [], set()
+    for name in names:
+        with pa.memory_map(str(root / name.path)) as file:
+            tables.append(pq.read_table(file))
+            created.add(pq.read_metadata(file).metadata[b"jetcapture.stream_created"].decode())
+    table = pa.concat_tables(tables).sort_by([(layout.SEQ, "ascending"), (layout.TIMESTAMP, "ascending")])
+    seqs, times = (table.column(column).cast(pa.int64()).to_numpy() for column in (layout.SEQ, layout.TIMESTAMP))
+    first = np.concatenate([[True], (np.diff(seqs) != 0) | (np.diff(times) != 0)])
+    block = BlockId(key=names[0].key, bucket=names[0].bucket, quarantine=names[0].quarantine)
+    joined = "" if "" in created else ",".join(sorted(created))
+    encoder = Encoder(stream=names[0].stream, interval=900, compression="zstd", stream_created=joined)
+    with ObjectWriter(encoder, block, table.schema) as writer:
+        writer.write(table.filter(pa.array(first)))
+        path = put(root, writer.finish("compact"))
+    for name in () if keep else names:
+        (root / name.path).unlink()
+    return path

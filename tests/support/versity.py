@@ -1,0 +1,112 @@
+"""A real S3 server: versitygw, which keeps objects as files, checks signatures, and has users of its own."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+
+KEY, SECRET = "root-key", "root-secret"
+REGION = "us-east-1"
+
+
+def options(endpoint: str, key: str = KEY, secret: str = SECRET) -> dict[str, Any]:
+    """What a store is told to get there."""
+    return {"key": key, "secret": secret, "client_kwargs": {"endpoint_url": endpoint, "region_name": REGION}}
+
+
+class Versity:
+    """One versitygw with its files in `home`; `start` after `kill` resumes on the same port. Skips where there is none.
+
+    Users that are removed are refused at once: nothing is cached.
+    """
+
+    def __init__(self, home: Path) -> None:
+        binary = shutil.which("versitygw")
+        if binary is None:
+            pytest.skip("versitygw is not on the PATH (go install github.com/versity/versitygw/cmd/versitygw@v1.8.0)")
+        self.home, self.objects = home, home / "objects"
+        for directory in (self.objects, home / "users", home / "sidecar"):
+            directory.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = int(free.getsockname()[1])
+        self._binary = binary
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start it and wait until it answers."""
+        command = [
+            *(self._binary, "--access", KEY, "--secret", SECRET, "--region", REGION, "--quiet"),
+            *("--port", f"127.0.0.1:{self.port}", "--keep-alive"),
+            *("--iam-dir", str(self.home / "users"), "--iam-cache-disable"),
+            *("posix", "--sidecar", str(self.home / "sidecar"), str(self.objects)),
+        ]
+        with (self.home / "versitygw.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + 15
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return self
+            except OSError:
+                assert self._process.poll() is None, (self.home / "versitygw.log").read_text()
+                assert time.monotonic() < deadline, "versitygw does not answer"
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def freeze(self) -> None:
+        """Have it accept connections and say nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Have it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def client(self) -> Any:
+        """The root user's client; to be closed."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            region_name=REGION,
+        )
+
+    def add_user(self, key: str, secret: str) -> None:
+        """Have another user, who may do everything."""
+        self._admin("create-user", "--access", key, "--secret", secret, "--role", "admin")
+
+    def remove_user(self, key: str) -> None:
+        """Know that user no more."""
+        self._admin("delete-user", "--access", key)
+
+    def _admin(self, *command: str) -> None:
+        login = ("--access", KEY, "--secret", SECRET, "--region", REGION, "--endpoint-url", self.endpoint)
+        done = subprocess.run([self._binary, "admin", *login, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def __enter__(self) -> Self:
+        return self if self._process else self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,81 @@
+"""Holes and gaps against plain Python."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetcapture_py import verify_holes
+from jetcapture_py.verify_holes import Missing, list_gaps, moment_of
+from jetcapture_py.verify_ranges import Sequences
+
+Ranges = list[tuple[int, int, int]]  # first, last, messages
+
+
+def archive(seqs: set[int]) -> Sequences:
+    found = Sequences()
+    found.add(np.array(sorted(seqs), np.int64))
+    return found
+
+
+def looked(stored: set[int], batches: list[tuple[bool, list[int]]], floor: int, top: int) -> Missing:
+    """What is found when these batches of the stream's messages come, some as the first of a range."""
+    missing = Missing(archive(stored), floor)
+    for begins, batch in batches:
+        seqs = np.array(batch, np.int64)
+        missing.look(seqs, seqs * 1_000_000, 1, top, begins=begins)
+    missing.close()
+    return missing
+
+
+def expected(stored: set[int], batches: list[tuple[bool, list[int]]], floor: int) -> Ranges:
+    part, found = 0, []
+    for begins, batch in batches:
+        part += begins
+        found += [(part, seq in stored, seq) for seq in batch if seq <= floor]
+    runs: Ranges = []
+    for (_, there), run in groupby(found, key=lambda each: each[:2]):
+        seqs = [seq for _, _, seq in run]
+        if not there:
+            runs.append((seqs[0], seqs[-1], len(seqs)))
+    return runs
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.data())
+def test_holes_are_runs_of_messages_that_are_not_stored(
+    stored: set[int], stream: set[int], data: st.DataObject
+) -> None:
+    messages = sorted(stream)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=5)) | {0, len(messages)})
+    batches = [(data.draw(st.booleans()), messages[start:end]) for start, end in pairwise(cuts) if end > start]
+    floor, top = sorted((data.draw(st.integers(0, 60)), data.draw(st.integers(0, 60))))
+    missing = looked(stored, batches, floor, top)
+    runs = expected(stored, batches, floor)
+    assert [(each.first, each.last, each.messages) for each in missing.found] == runs
+    assert (missing.count, missing.ranges) == (sum(run[2] for run in runs), len(runs))
+    assert missing.promised == len([seq for seq in stream - stored if floor < seq <= top])
+    for each in missing.found:
+        assert (each.first_time, each.last_time) == (moment_of(each.first * 1000), moment_of(each.last * 1000))
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(1, 60)), st.integers(0, 60), st.integers(0, 60))
+def test_gaps_are_runs_of_sequences_that_are_not_there(stored: set[int], first: int, last: int) -> None:
+    listed, ranges, total = list_gaps(archive(stored), first, last)
+    runs = expected(stored, [(True, list(range(first, last + 1)))], 60)
+    assert [(each.first, each.last) for each in listed] == [run[:2] for run in runs]
+    assert (ranges, total) == (len(runs), sum(run[2] for run in runs))
+
+
+def test_what_is_not_listed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_holes, "MOST_RANGES", 3)
+    odd = set(range(1, 100, 2))
+    missing = looked(odd, [(True, list(range(1, 100)))], 100, 100)
+    assert (len(missing.found), missing.ranges, missing.count) == (3, 49, 49)
+    listed, ranges, total = list_gaps(archive(odd), 1, 99)
+    assert (len(listed), ranges, total) == (3, 49, 49)
