@@ -1,10 +1,82 @@
-"""What the process has done so far, counted."""
+"""What the process has done so far, counted, and how storing goes just now."""
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from typing import Any
+
+from jetcapture_py.errors import JetcaptureError, PermanentStoreError
+from jetcapture_py.log import one_line
+
+SLOW = 60.0
+"""Seconds without an answer after which the store counts as hanging."""
+
+
+class Histogram:
+    """Seconds that something took: how many took at most each of `BOUNDS`, and `total`, their sum."""
+
+    BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._counts = [0] * (len(self.BOUNDS) + 1)
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.total += seconds
+        self._counts[bisect_left(self.BOUNDS, seconds)] += 1
+
+    def cumulative(self) -> list[int]:
+        """For every bound, and for infinity at the end, how many took no longer."""
+        return list(accumulate(self._counts))
+
+
+class Storing:
+    """Attempts to store: `seconds` each successful put took, `errors` by kind, and what is wrong just now.
+
+    `last_success` is in seconds since the epoch, None before the first object. A *turn* is whatever is stored together.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = Histogram()
+        self.errors: Counter[str] = Counter()
+        self.retries = 0
+        self.last_success: float | None = None
+        self._asked: dict[object, float] = {}
+        self._failing: dict[object, str] = {}
+
+    def began(self, turn: object, now: float) -> None:
+        """The store is asked."""
+        self._asked[turn] = now
+
+    def succeeded(self, seconds: float) -> None:
+        """An object is stored."""
+        self.seconds.add(seconds)
+        self.last_success = time.time()
+
+    def failed(self, turn: object, errors: list[Exception]) -> None:
+        """Objects of this turn were not stored, and will be tried again."""
+        for error in errors:
+            self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
+        first = errors[0]
+        self._failing[turn] = str(first) if isinstance(first, JetcaptureError) else one_line(first)
+        self._asked.pop(turn, None)
+
+    def ended(self, turn: object) -> None:
+        """Everything of this turn is stored, or given up."""
+        self._asked.pop(turn, None)
+        self._failing.pop(turn, None)
+
+    def trouble(self, now: float) -> str | None:
+        """Why objects are not being stored just now, in one line; None when they are, or none are there."""
+        for error in self._failing.values():
+            return error
+        waited = now - min(self._asked.values(), default=now)
+        return f"the store has not answered for {waited:.0f} s" if waited > SLOW else None
 
 
 @dataclass(slots=True)
@@ -21,10 +93,10 @@ class Stats:
     stored_blocks: int = 0
     acked: int = 0
     sealed_by: Counter[str] = field(default_factory=Counter)
-    store_errors: int = 0
     unconfirmed_acks: int = 0
+    storing: Storing = field(default_factory=Storing)
 
     def fields(self) -> dict[str, Any]:
         """All counters by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**values, "sealed_by": dict(self.sealed_by)}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "storing"}
+        return {**values, "sealed_by": dict(self.sealed_by), "store_errors": self.storing.errors.total()}

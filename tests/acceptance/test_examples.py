@@ -27,7 +27,10 @@ from moto.server import ThreadedMotoServer
 from nats.js.errors import NotFoundError
 
 from jetcapture_py import config, layout, watermark
+from jetcapture_py.capture import Capture
 from jetcapture_py.cli import JOBS
+from jetcapture_py.http import PATIENCE
+from jetcapture_py.metrics import Metrics
 from jetcapture_py.units import parse_size
 from tests.support.nats_server import NatsServer
 from tests.support.running import consumer, publish, rows, settings, until
@@ -308,3 +311,43 @@ def test_a_pod_may_do_little_and_has_time_and_memory_enough(name: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
+    async def known() -> dict[str, set[str]]:
+        observed = Capture(config.loads((EXAMPLES / "minimal.yaml").read_text()))
+        found = {"jetcapture_lag_seconds": set[str](), "jetcapture_consumer_unacked_messages": set[str]()}
+        found["jetcapture_consumer_max_ack_pending"] = set()  # these once the consumer is known
+        found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
+        for metric in Metrics(observed).collect():
+            for sample in metric.samples:
+                found.setdefault(sample.name, set()).update(sample.labels.values())
+        return found
+
+    metrics = asyncio.run(known())
+    (group,) = yaml.safe_load((EXAMPLES / "monitoring" / "alerts.yaml").read_text())["groups"]
+    assert len(group["rules"]) >= 8
+    for rule in group["rules"]:
+        asked = re.findall(r"jetcapture_\w+", rule["expr"])
+        assert asked
+        assert metrics.keys() >= set(asked)
+        for name, reason in re.findall(r'(jetcapture_\w+)\{reason="(\w+)"\}', rule["expr"]):
+            assert reason in metrics[name]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+    board = json.loads((EXAMPLES / "monitoring" / "grafana.json").read_text())
+    asked = re.findall(r"jetcapture_\w+", json.dumps([panel["targets"] for panel in board["panels"]]))
+    assert len(asked) >= 20
+    assert metrics.keys() >= set(asked)
+
+
+def test_the_probes_ask_the_port_that_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, pod = workload("deployment.yaml")
+    (container,) = pod["containers"]
+    (text,) = files.values()
+    loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
+    (port,) = container["ports"]
+    assert loaded.http is not None
+    assert loaded.http.listen == f":{port['containerPort']}"
+    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+        assert container[probe]["timeoutSeconds"] > PATIENCE
