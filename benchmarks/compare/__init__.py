@@ -1,0 +1,1 @@
+"""jetcapture beside others, on the same stored messages, doing the same work."""

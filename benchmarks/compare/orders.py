@@ -1,0 +1,91 @@
+"""What all receive: orders in JSON, stored once for each scenario."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import nats
+import pyarrow as pa
+
+from jetcapture_py.publish import Publisher
+
+ITEMS = 200
+"""Different items: their text repeats, as what is in a catalogue does."""
+ROWS = 20_000
+STREAM_BYTES = 1 << 30
+TEXT = """
+    blue cotton winter jacket with hood and two zipped pockets organic green tea loose leaf first flush stainless
+    steel bottle double walled keeps drinks cold wireless keyboard compact layout quiet keys hardcover notebook
+    dotted paper running shoe light sole reflective laces ceramic bowl hand glazed set of four garden hose
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together."""
+
+    size: int = 250
+    keys: int = 4
+    messages: int = 500_000
+    replicas: int = 1
+    store: str = "local"
+
+    @property
+    def stream(self) -> str:
+        """The stream that holds its messages."""
+        return f"ORDERS-{self.size}-{self.keys}-{self.messages}"
+
+    @property
+    def subjects(self) -> str:
+        """The subjects of that stream; the second token is the region."""
+        return f"orders{self.size}x{self.keys}x{self.messages}"
+
+    def __str__(self) -> str:
+        parts = [f"{self.messages:,} messages of {self.size:,} B", f"{self.keys:,} key{'s' * (self.keys > 1)}"]
+        parts += [f"{self.replicas} replicas"] if self.replicas > 1 else []
+        parts += [self.store] if self.store != "local" else []
+        return ", ".join(parts)
+
+
+def fitting(messages: int, size: int) -> int:
+    """How many messages of `size` bytes at most, so that a stream stays below `STREAM_BYTES`."""
+    return min(messages, STREAM_BYTES // size)
+
+
+def orders(scenario: Scenario) -> Iterator[tuple[list[str], list[bytes]]]:
+    """Regions and payloads, in parts; always the same ones."""
+    chance = random.Random(scenario.size * 31 + scenario.keys)
+    room = max(1, scenario.size - len(_order(scenario.messages, "r00000", 500.25, "")))
+    words, items = TEXT.split(), []
+    for _ in range(ITEMS):
+        text = chance.choice(words)
+        while len(text) < room:
+            text += " " + chance.choice(words)
+        items.append(text[: room - 1] + "e")
+    for start in range(0, scenario.messages, ROWS):
+        numbers = range(start + 1, min(start + ROWS, scenario.messages) + 1)
+        regions = [f"r{chance.randrange(scenario.keys):05}" for _ in numbers]
+        payloads = [
+            _order(number, region, chance.randrange(100, 100_000) / 100, chance.choice(items)).encode()
+            for number, region in zip(numbers, regions, strict=True)
+        ]
+        yield regions, payloads
+
+
+def _order(number: int, region: str, amount: float, item: str) -> str:
+    second = number // 100
+    created = f"2026-01-{1 + second // 86400 % 28:02}T{second // 3600 % 24:02}:{second // 60 % 60:02}:{second % 60:02}Z"
+    return f'{{"order_id":{number},"region":"{region}","amount":{amount},"created_at":"{created}","item":"{item}"}}'
+
+
+async def fill(url: str, scenario: Scenario) -> None:
+    """Store the messages of `scenario`."""
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name=scenario.stream, subjects=[f"{scenario.subjects}.>"])
+    async with Publisher(client) as publisher:
+        for regions, payloads in orders(scenario):
+            subjects = [f"{scenario.subjects}.{region}" for region in regions]
+            await publisher.publish_batch(pa.array(subjects), pa.array(payloads))
+    await client.close()

@@ -1,0 +1,221 @@
+"""Who is compared: how each is started, which consumer it gets, and where it leaves what it stores."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from benchmarks.compare import peers
+from benchmarks.compare.orders import Scenario
+from benchmarks.compare.storage import Target
+
+UNACKED = 50_000
+ACK_WAIT = 120
+BATCH = 5000
+LARGE_BATCH, BATCH_BYTES = 20_000, 32 << 20
+"""Servers and clients drop what does not fit into 64 MB, by default."""
+COLUMNS = {
+    "order_id": "int64",
+    "region": "string",
+    "amount": "float64",
+    "created_at": "string",
+    "item": "string",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One run: what to take from where, and the target to store it to; `directory` is the run's own."""
+
+    scenario: Scenario
+    url: str
+    consumer: str
+    directory: Path
+    target: Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One of those compared.
+
+    `command` makes its command line, and what files it needs in the run's directory; `consumer` what its consumer has
+    beside the ordinary. `files` and `identity` say how to count what it stored: rows of these files, by this column,
+    which counts from 1. `ends`: it ends by itself when all is done, and else it is sent SIGTERM once everything is
+    acknowledged. `anywhere`: it can share a consumer with others of its kind, and store to S3.
+    """
+
+    name: str
+    command: Callable[[Work], list[str]]
+    files: str = ""
+    identity: str = ""
+    consumer: Callable[[Scenario], Mapping[str, Any]] = lambda _: {}
+    ends: bool = True
+    anywhere: bool = False
+
+    def does(self, scenario: Scenario) -> bool:
+        """Whether it can take part."""
+        return self.anywhere or (scenario.replicas == 1 and scenario.store == "local")
+
+
+def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
+    """All by name; making one may raise `UnavailableError`. `checkout` is one of jet-capture's sources."""
+    return {
+        "limit": limit,
+        "jetcapture-raw": lambda: jetcapture("jetcapture-raw", "_nats_seq", key="{subject[1]}"),
+        "jetcapture-json": lambda: jetcapture("jetcapture-json", "order_id", key="{region}", decode=JSON),
+        "jetcapture-columns": lambda: jetcapture(
+            "jetcapture-columns", "order_id", key="{region}", decode={**JSON, "keep_payload": False}
+        ),
+        "nats-py": nats_py,
+        "jet-capture-csv": lambda: jet_capture("csv", checkout),
+        "jet-capture-ndjson": lambda: jet_capture("ndjson", checkout),
+        "connect": connect,
+    }
+
+
+JSON = {"format": "json", "columns": COLUMNS}
+OPTIONAL = frozenset({"jetcapture-columns"})
+"""Takes part only when it is named: like json, but without the raw payload, which nobody else here keeps."""
+
+
+def limit() -> Runner:
+    """A bare socket."""
+
+    def command(work: Work) -> list[str]:
+        address = urlsplit(work.url)
+        script = str(peers.SOURCES / "limit.py")
+        # the server drops who lets more than 64 MB wait
+        pull = str(min(BATCH, BATCH_BYTES // work.scenario.size // 5))
+        stream = work.scenario.stream
+        return [sys.executable, script, str(address.hostname), str(address.port), stream, work.consumer, pull]
+
+    return Runner(name="limit", command=command, ends=False, anywhere=True)
+
+
+def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
+    """The real command with default limits."""
+
+    def command(work: Work) -> list[str]:
+        settings = {
+            "nats": {"servers": [work.url]},
+            "source": {"stream": work.scenario.stream, "consumer": work.consumer},
+            "store": work.target.settings,
+            "http": None,
+            "log": {"format": "json"},
+            **sections,
+        }
+        path = work.directory / "jetcapture.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
+
+    return Runner(name=name, command=command, files="parquet", identity=identity, anywhere=True)
+
+
+def nats_py() -> Runner:
+    """A plain loop."""
+
+    def command(work: Work) -> list[str]:
+        script = str(peers.SOURCES / "nats_py_loop.py")
+        messages = str(work.scenario.messages)
+        return [
+            *(sys.executable, script, work.url, work.scenario.stream, work.consumer),
+            *(messages, str(work.target.directory)),
+        ]
+
+    return Runner(name="nats-py", command=command, files="parquet", identity="order_id")
+
+
+def jet_capture(files: str, checkout: Path | None) -> Runner:
+    """The Go library; its pulls are as large as the consumer allows, and it has one under way: large ones suit it."""
+    program = str(peers.binary("jet-capture", checkout))
+
+    def batch(scenario: Scenario) -> int:
+        return min(LARGE_BATCH, BATCH_BYTES // scenario.size)
+
+    def command(work: Work) -> list[str]:
+        # a block for each key is open, and all of them together must stay below what may be unacknowledged
+        block = max(1, (UNACKED - 2 * batch(work.scenario)) // work.scenario.keys)
+        options = {
+            "url": work.url,
+            "stream": work.scenario.stream,
+            "consumer": work.consumer,
+            "format": files,
+            "output": work.target.directory,
+            "messages": work.scenario.messages,
+            "block": block,
+        }
+        return [program, *(f"-{name}={value}" for name, value in options.items())]
+
+    return Runner(
+        name=f"jet-capture-{files}",
+        command=command,
+        files=files,
+        identity="order_id",
+        consumer=lambda scenario: {"max_batch": batch(scenario)},
+    )
+
+
+def connect() -> Runner:
+    """Redpanda Connect, with a push consumer: from a pull consumer it fetches one message at a time."""
+    program = str(peers.binary("connect"))
+    types = {"int64": "INT64", "float64": "DOUBLE", "string": "UTF8"}
+
+    def unacked(scenario: Scenario) -> int:
+        return min(UNACKED, BATCH_BYTES // scenario.size)  # all of it may be pushed at once
+
+    def command(work: Work) -> list[str]:
+        source = {
+            "urls": [work.url],
+            "stream": work.scenario.stream,
+            "durable": work.consumer,
+            "bind": True,
+            "ack_wait": f"{ACK_WAIT}s",
+            "max_ack_pending": unacked(work.scenario),
+        }
+        encode = {
+            "schema": [{"name": name, "type": types[kind]} for name, kind in COLUMNS.items()],
+            "default_compression": "zstd",
+        }
+        settings = {
+            "http": {"enabled": False},
+            "logger": {"level": "ERROR"},
+            "shutdown_timeout": "5s",
+            "input": {
+                "broker": {
+                    "inputs": [{"nats_jetstream": source}],
+                    "batching": {"count": min(BATCH, unacked(work.scenario) // 4), "period": "250ms"},
+                }
+            },
+            "pipeline": {
+                "processors": [
+                    {"group_by_value": {"value": '${! json("region") }'}},
+                    {"mapping": "meta region = this.region\nroot = this\nroot.order_id = this.order_id.int64()"},
+                    {"parquet_encode": encode},
+                ]
+            },
+            "output": {
+                "file": {
+                    "path": f'{work.target.directory}/${{! meta("region") }}/${{! uuid_v4() }}.parquet',
+                    "codec": "all-bytes",
+                }
+            },
+        }
+        path = work.directory / "connect.yaml"
+        path.write_text(json.dumps(settings))
+        return [program, "run", str(path)]
+
+    return Runner(
+        name="connect",
+        command=command,
+        files="parquet",
+        identity="order_id",
+        consumer=lambda scenario: {"deliver_subject": "to-connect", "max_ack_pending": unacked(scenario)},
+        ends=False,
+    )

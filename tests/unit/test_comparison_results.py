@@ -1,0 +1,108 @@
+"""What the comparison makes of its runs."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.compare import claims, results
+from benchmarks.compare.__main__ import README, published
+from benchmarks.compare.chart import Panel, chart
+from benchmarks.compare.measure import Measured
+from benchmarks.compare.orders import Scenario, fitting, orders
+from benchmarks.compare.results import Results, rate
+from benchmarks.compare.storage import Stored
+
+BASE = Scenario(messages=1000)
+MANY = replace(BASE, keys=10_000)
+
+
+def measured(seconds: float, cpu: float = 1.0, size: int = 0) -> Measured:
+    """One run of 1,000 messages."""
+    stored = Stored(objects=min(size, 1), bytes=size, rows=1000, different=1000)
+    return Measured(seconds=seconds, cpu=cpu, cpu_before=0.1, peak=50 << 20, redelivered=0, stored=stored)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() -> None:
+    ours = {0: measured(2), 1: measured(8), 2: measured(10)}
+    found = Results(runs={(BASE, "a"): ours, (BASE, "limit"): {0: measured(1), 1: measured(2), 2: measured(9)}})
+    assert found.median(BASE, "a", rate(BASE)) == 125
+    assert found.ratio((BASE, "a"), (BASE, "limit"), rate(BASE)) == pytest.approx(0.5)
+
+
+def test_a_round_that_only_one_of_them_has_does_not_count() -> None:
+    found = Results(runs={(BASE, "a"): {0: measured(4), 1: measured(1)}, (BASE, "b"): {0: measured(1)}})
+    assert found.ratio((BASE, "a"), (BASE, "b"), rate(BASE)) == pytest.approx(0.25)
+    assert found.ratio((BASE, "a"), (BASE, "c"), rate(BASE)) is None
+
+
+def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
+    runs = {
+        (BASE, "limit"): {0: measured(9)},
+        (BASE, "jetcapture-raw"): {0: measured(10, cpu=0.61)},
+        (BASE, "jetcapture-json"): {0: measured(12, cpu=1.0, size=16)},
+        (BASE, "jet-capture-csv"): {0: measured(19, cpu=1.0, size=100)},
+        (MANY, "jetcapture-json"): {0: measured(12, cpu=2.5)},
+    }
+    found = {claim.what: claim.holds for claim in claims.claims(Results(runs=runs))}
+    assert found == {
+        "raw, rate, against the limit": True,
+        "json, rate, against the limit": False,
+        "json, rate, against jet-capture's CSV": True,
+        "json, CPU, against jet-capture's CSV": True,
+        "raw, CPU, against jet-capture's CSV": False,
+        "json, bytes stored, against jet-capture's CSV": False,
+        "json, CPU of a message, 10,000 keys against 4": False,
+    }
+
+
+def test_the_table_has_a_line_for_each_runner_and_remarks_tell_what_went_twice() -> None:
+    twice = replace(measured(1), redelivered=3, stored=Stored(objects=1, bytes=10, rows=1005, different=1000))
+    found = Results(runs={(BASE, "a"): {0: twice}}, missing={"b": "Go is not on the PATH"})
+    header, _, line = results.table(found, BASE).splitlines()
+    assert header.count("|") == line.count("|")
+    assert line.startswith("| a | 1,000 | 1,000 to 1,000 | 0.2 |  | 1000.00 |")
+    assert list(results.remarks(found)) == [
+        "a, 1,000 messages of 250 B, 4 keys: 3 redelivered, 5 stored more than once",
+        "b did not take part: Go is not on the PATH",
+    ]
+
+
+def test_the_chart_is_well_formed_and_its_bars_are_in_proportion() -> None:
+    text = chart(
+        "a < b", "c & d", [Panel(title="rate", values=[("limit", [400.0]), ("nats-py", [90.0, 100.0, 120.0])])]
+    )
+    root = ET.fromstring(text)
+    bars = [float(each.attrib["width"]) for each in root.iter() if each.attrib.get("class") in ("limit", "other")]
+    assert bars[0] == pytest.approx(4 * bars[1], rel=0.01)
+
+
+@pytest.mark.parametrize("size", [100, 250, 1000, 10_000])
+def test_messages_have_about_the_size_asked_for_and_all_keys(size: int) -> None:
+    scenario = Scenario(size=size, keys=4, messages=5000)
+    parts = list(orders(scenario))
+    regions = [region for names, _ in parts for region in names]
+    payloads = [payload for _, group in parts for payload in group]
+    assert [json.loads(payload)["order_id"] for payload in payloads] == list(range(1, 5001))
+    assert [json.loads(payload)["region"] for payload in payloads] == regions
+    assert set(regions) == {f"r{number:05}" for number in range(4)}
+    assert all(len(json.loads(payload)) == 5 for payload in payloads[:10])
+    assert 0.95 * size < sum(map(len, payloads)) / 5000 < 1.15 * size
+    assert parts == list(orders(scenario))
+
+
+def test_publishing_replaces_what_stands_between_the_marks_of_the_readme() -> None:
+    text = README.read_text()
+    once = published(text, "one\n")
+    assert "-->\none\n<!-- end" in once
+    assert published(once, "two\n") == published(text, "two\n")
+    assert published(once, "")[:200] == text[:200]
+    assert published(once, "")[-200:] == text[-200:]
+
+
+def test_large_messages_are_fewer() -> None:
+    assert fitting(500_000, 250) == 500_000
+    assert fitting(500_000, 10_000) == 107_374
