@@ -1,0 +1,144 @@
+"""The check of the chaos runs finds what it is there to find."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from jetcapture_py import layout
+from jetcapture_py.layout import ObjectName
+from tests.chaos.archive import WATERMARK, LocalArchive, objects
+from tests.chaos.check import Verdict, Watermarks, check
+from tests.chaos.ledger import Ledger, digest
+from tests.support.nats_server import NatsServer
+from tests.support.running import STREAM, capture_all, config, connection, publish
+
+COUNT = 60
+
+
+class Case:
+    """A small archive of two keys, what the server had acknowledged of it, and the watermark that was seen."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.archive = LocalArchive(directory / "archive")
+        self.root = directory / "archive.real"
+        self.ledger = Ledger()
+        messages = [(f"orders.{number % 2}", b"%d" % number) for number in range(COUNT)]
+        for seq, (subject, payload) in enumerate(messages, 1):
+            self.ledger.add(seq, digest(subject.encode(), b"%d" % seq, payload))
+        drafts = [(subject, payload, [("Nats-Msg-Id", str(seq))]) for seq, (subject, payload) in enumerate(messages, 1)]
+        asyncio.run(publish(url, drafts))
+        asyncio.run(capture_all(config(url, self.root)))
+        asyncio.run(self._ask(url))
+        self.marks = Watermarks(self.archive)
+        self.marks.look()
+
+    async def _ask(self, url: str) -> None:
+        async with connection(url) as client:
+            answer = json.loads((await client.request(f"$JS.API.STREAM.INFO.{STREAM}")).data)
+            self.created = [str(answer["created"])]
+
+    def names(self) -> list[ObjectName]:
+        return sorted(objects(self.archive)[0], key=lambda name: name.path)
+
+    def table(self, name: ObjectName) -> pa.Table:
+        return pq.read_table(pa.BufferReader((self.root / name.path).read_bytes()))
+
+    def write(self, name: ObjectName, table: pa.Table) -> None:
+        path = self.root / name.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+
+    def verdict(self) -> Verdict:
+        return check(self.archive, self.ledger, self.marks, self.created)
+
+
+@pytest.fixture
+def case(nats_server: Callable[..., NatsServer], tmp_path: Path) -> Case:
+    return Case(nats_server().url, tmp_path)
+
+
+def test_an_archive_with_everything_in_it_has_no_problem(case: Case) -> None:
+    verdict = case.verdict()
+    assert verdict.problems == []
+    assert (verdict.acknowledged, verdict.rows, verdict.copies, verdict.watermarks) == (COUNT, COUNT, 0, 1)
+
+
+def test_what_is_not_there_is_lost_unless_the_stream_lost_it_first(case: Case) -> None:
+    gone = case.names()[0]
+    seqs = case.table(gone)[layout.SEQ].to_pylist()
+    (case.root / gone.path).unlink()
+    case.marks.seen.clear()
+    listed = ", ".join(map(str, seqs[:10]))
+    assert case.verdict().problems == [f"{len(seqs)} messages are lost: {listed}, … {seqs[-1]}"]
+    assert case.ledger.excuse(set(seqs)) == len(seqs)
+    assert case.verdict().problems == []
+
+
+def test_a_message_with_another_content_is_not_the_one_that_was_published(case: Case) -> None:
+    name = case.names()[0]
+    table = case.table(name)
+    at = table.schema.get_field_index(layout.PAYLOAD)
+    case.write(name, table.set_column(at, layout.PAYLOAD, pa.array([b"other"] * len(table))))
+    problems = case.verdict().problems
+    assert problems[0].startswith(f"{len(table)} messages have another content: ")
+    assert problems[1].startswith(f"{len(table)} rows were never published: ")
+
+
+def test_copies_that_the_names_tell_of_are_dropped_and_others_are_read_twice(case: Case) -> None:
+    name = case.names()[0]
+    part = case.table(name).slice(0, 5)
+    seqs = part[layout.SEQ]
+    copy = replace(
+        name, rows=5, first_seq=pc.min(seqs).as_py(), last_seq=pc.max(seqs).as_py(), digest="0123456789abcdef"
+    )
+    case.write(copy, part)
+    verdict = case.verdict()
+    assert (verdict.problems, verdict.copies) == ([], 5)
+    case.write(replace(copy, key="elsewhere"), part)
+    assert case.verdict().problems == [f"5 messages are read twice: {', '.join(map(str, seqs.to_pylist()))}"]
+
+
+def test_damaged_and_foreign_files_are_problems(case: Case) -> None:
+    name = case.names()[0]
+    path = case.root / name.path
+    path.write_bytes(path.read_bytes()[:-20])
+    shutil.copy(path, path.with_name("backup.parquet"))
+    problems = case.verdict().problems
+    assert problems[0].endswith("/backup.parquet")
+    assert problems[1].startswith(f"damaged: {name.path}")
+
+
+def test_a_watermark_that_goes_back_or_promises_too_much_is_a_problem(case: Case) -> None:
+    path = case.root / WATERMARK
+    mark = json.loads(path.read_text())
+    assert mark["seq"] == COUNT
+    path.write_text(json.dumps({**mark, "seq": COUNT - 1}))
+    case.marks.look()
+    assert [problem[:31] for problem in case.verdict().problems] == ["the watermark moved backward: f"]
+
+    name = case.names()[-1]
+    late = Watermarks(case.archive)
+    hidden = case.root / f".{STREAM}"
+    (case.root / name.path).rename(hidden)
+    path.write_text(json.dumps(mark))
+    late.look()
+    hidden.rename(case.root / name.path)
+    case.marks = late
+    assert [problem[:42] for problem in case.verdict().problems] == ["the watermark promised what was not stored"]
+
+
+def test_a_recreated_stream_may_have_the_same_sequences(case: Case) -> None:
+    case.ledger.new_era()
+    assert case.ledger.excuse({1, 2}) == 0
+    case.ledger.add(1, 7)
+    assert case.verdict().problems == ["1 messages have another content: 1"]

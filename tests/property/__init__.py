@@ -1,0 +1,24 @@
+"""Properties against references that are written from the documentation, and not from the code.
+
+`make test` tries the same examples every time. JETCAPTURE_HYPOTHESIS=long tries new ones, a hundred times as many.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+LONG = os.environ.get("JETCAPTURE_HYPOTHESIS") == "long"
+
+
+def examples(count: int, steps: int = 50) -> settings:
+    """Settings for a test that tries so many examples, of `steps` steps; a profile would be every other test's, too."""
+    return settings(
+        max_examples=count * (100 if LONG else 1),
+        derandomize=not LONG,
+        deadline=None,
+        print_blob=LONG,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+        stateful_step_count=steps,
+    )

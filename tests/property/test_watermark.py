@@ -1,0 +1,98 @@
+"""The watermark promises no message that is not stored, and merging forgets nothing that was true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from jetcapture_py.admin import consumer_state
+from jetcapture_py.watermark import Observer, Watermark, decode
+from tests.property import examples
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BASE = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(micros: int) -> datetime:
+    return BASE + timedelta(microseconds=micros)
+
+
+marks = st.builds(
+    lambda created, seq, time: Watermark(stream="S", consumer="c", created=created, seq=seq, time=at(time)),
+    st.sampled_from(["", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+lives = marks.map(lambda mark: replace(mark, created="2026-01-01T00:00:00Z"))
+
+
+def merged(marks: list[Watermark]) -> Watermark | None:
+    """What is in the file after these were written one after another."""
+    there: Watermark | None = None
+    for mark in marks:
+        there = mark.after(there) or there
+    return there
+
+
+@examples(200)
+@given(marks, st.none() | marks)
+def test_a_merge_says_all_that_either_said_of_the_present_stream(new: Watermark, there: Watermark | None) -> None:
+    after = new.after(there)
+    result = after or there
+    assert result is not None
+    assert result.time == max(new.time, there.time if there else new.time)
+    if there is not None and there.created == new.created != "":
+        assert result.seq == max(new.seq, there.seq)
+    elif after is not None:
+        assert (result.seq, result.created) == (new.seq, new.created)
+    assert decode(result.encode()) == result
+    assert new.after(result) is None or new.created != result.created or not new.created
+
+
+@examples(200)
+@given(st.lists(lives, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
+    found: list[Watermark], chance: Any
+) -> None:
+    shuffled = found.copy()
+    chance.shuffle(shuffled)
+    assert merged(found) == merged(shuffled) == merged([*shuffled, *found])
+
+
+@examples(300)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3)), max_size=12),
+    st.integers(0, 5),
+)
+def test_no_watermark_promises_a_time_that_a_message_above_the_floor_has(
+    gaps: list[int], history: list[tuple[int, int, int]], ahead: int
+) -> None:
+    """`gaps` are microseconds between a stream's messages; `history` says which were seen, and where the floor was."""
+    times = [sum(gaps[: n + 1]) for n in range(len(gaps))]  # of sequence 1, 2, …
+    observer = Observer("S", "c")
+    floor = 0
+    for seen, advance, more in history:
+        seq = (seen - 1) % len(times) + 1
+        observer.saw(seq, (at(times[seq - 1]) - EPOCH) // timedelta(microseconds=1))
+        floor = max(floor, advance % (len(times) + 1))
+        pending = max(0, len(times) - floor - more)
+        info = {
+            "config": {},
+            "num_pending": pending,
+            "num_ack_pending": len(times) - floor - pending,
+            "ack_floor": {"stream_seq": floor},
+            "ts": (at(times[-1] + 1) + timedelta(seconds=ahead)).isoformat(),
+        }
+        found = observer.watermark(consumer_state(info), "x")
+        if found is None:
+            continue
+        assert found.seq == floor
+        if floor < len(times):
+            assert found.time < at(times[floor]), "the first message above the floor is not stored"
+        else:
+            assert found.time <= at(times[-1] + 1) + timedelta(seconds=ahead) - timedelta(seconds=5)

@@ -1,0 +1,83 @@
+"""A configuration file runs nothing, and costs little, whatever stands in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from jetcapture_py import config, config_yaml
+from jetcapture_py.errors import ConfigError
+
+MINIMAL = "source: {stream: A, consumer: b}\nstore: {url: /data}\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!python/object/apply:os.mkdir [MARK]",
+        "!!python/object/new:os.mkdir {args: [MARK]}",
+        "!!python/object:pathlib.Path {}",
+        "!!python/name:os.system",
+        "!!python/module:os",
+        "!<tag:yaml.org,2002:python/object/apply:os.mkdir> [MARK]",
+        "!!binary aGk=",
+        "!!set {a, b}",
+        "!!timestamp 2026-01-01",
+        "!mine {a: 1}",
+    ],
+)
+@pytest.mark.parametrize("line", ["key: {}", "nats: {}", "store: {{url: /x, options: {{a: {}}}}}", "{}: 1", "{}"])
+def test_no_tag_makes_an_object(tmp_path: Path, line: str, value: str) -> None:
+    mark = tmp_path / "mark"
+    text = line.format(value.replace("MARK", str(mark)))
+    if "store" not in text:
+        text = f"{MINIMAL}{text}\n"
+    problems: tuple[str, ...] = ()
+    try:
+        config.loads(text, {})
+    except ConfigError as error:
+        problems = error.problems
+    assert problems
+    assert not mark.exists()
+
+
+def laughs(levels: int, width: int = 10) -> str:
+    """A list of lists of lists… that takes a few hundred bytes, and has `width` to the power of `levels` values."""
+    lines = ["l0: &l0 [" + ", ".join(["lol"] * width) + "]"]
+    lines += [f"l{n}: &l{n} [" + ", ".join([f"*l{n - 1}"] * width) + "]" for n in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("levels", [6, 40])
+@pytest.mark.parametrize("below", ["", "store:\n  url: /x\n  options:\n"])
+def test_aliases_of_aliases_are_refused_before_they_take_long(levels: int, below: str) -> None:
+    text = laughs(levels)
+    if below:
+        text = below + "\n".join(f"    {line}" for line in text.splitlines())
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="more than 100000 values, aliases counted where they are used"):
+        config.loads(text, {})
+    assert time.process_time() - began < 5
+
+
+def test_many_settings_are_allowed() -> None:
+    columns = "".join(f"    c{n}: int64\n" for n in range(5000))
+    found = config.loads(f"{MINIMAL}decode:\n  format: json\n  columns:\n{columns}", {})
+    assert len(found.decode.columns) == 5000
+    assert config_yaml.MOST_VALUES > 50_000
+
+
+def test_names_given_twice_are_refused_at_every_level() -> None:
+    for text in (
+        f"{MINIMAL}key: a\nkey: b\n",
+        "source: {stream: A, consumer: b, stream: C}\nstore: {url: /data}\n",
+        "source: {stream: A, consumer: b}\nstore: {url: /data, options: {a: {b: 1, b: 2}}}\n",
+        f'{MINIMAL}"key": a\nkey: b\n',
+    ):
+        with pytest.raises(ConfigError, match="set twice, on line"):
+            config.loads(text, {})
+    merge = "base: &base {stream: X}\nsource: {<<: *base, consumer: b}\nstore: {url: /data}\n"
+    with pytest.raises(ConfigError, match="unknown setting"):
+        config.loads(merge, {})
