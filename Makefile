@@ -3,6 +3,8 @@
 
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
+MINUTES ?= 30
+SEED ?=
 
 VENV = .venv
 RUN = $(VENV)/bin/python -m
@@ -12,13 +14,14 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test lint bench clean java
+.PHONY: help demo test lint bench chaos clean java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    lint, then every test; ARGS="-k name"'
 	@echo 'make lint    ruff and mypy'
-	@echo 'make bench   receiving, against the loop of nats-py'
+	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
+	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
 demo: $(FOR_DEMO) java
@@ -34,7 +37,10 @@ lint: $(FOR_DEV)
 	$(RUN) mypy examples/custom_decoder.py examples/notebook.py
 
 bench: $(FOR_DEV)
-	$(RUN) benchmarks.receive $(ARGS)
+	$(RUN) benchmarks.compare $(ARGS)
+
+chaos: $(FOR_DEV) java
+	@$(RUN) tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
