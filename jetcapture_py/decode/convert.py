@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import decimal
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from jetcapture_py.decode.common import Build, MisfitError, search, show
 from jetcapture_py.decode.nested import flatten, offsets_of, struct_array
 from jetcapture_py.decode.types import JSON, TIMESTAMP, stored
 
+Reader = Callable[[list[Any]], list[Any]]
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 """Units of epoch timestamps, with the microseconds in one (a nanosecond is divided instead)."""
 
@@ -87,9 +89,13 @@ def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
         ) from None
 
 
-def attribute(values: list[Any], name: str) -> list[Any]:
-    """The attribute `name` of each of `values`; None of None."""
-    return [None if value is None else getattr(value, name) for value in values]
+def reader(name: str) -> Reader:
+    """What reads the attribute `name` of each of a list's values; None of None.
+
+    Compiled for that name: CPython then reads the slot itself, at half the price of `map(attrgetter(name), values)`.
+    """
+    read: Reader = eval(f"lambda values: [None if value is None else value.{name} for value in values]")  # noqa: S307
+    return read
 
 
 def _plain(declared: pa.DataType) -> Any:
@@ -235,11 +241,12 @@ def _map(declared: pa.MapType) -> Codec:
 
 def _struct(declared: pa.StructType) -> Codec:
     codecs = [codec(field.type) for field in declared]
+    readers = [reader(f"f{i}") for i in range(len(codecs))]
     of = stored(declared)
     accepts = struct_type([(field.name, inner.accepts) for field, inner in zip(declared, codecs, strict=True)])
 
     def build(values: list[Any]) -> pa.Array:
-        children = [inner.build(attribute(values, f"f{i}")) for i, inner in enumerate(codecs)]
+        children = [inner.build(read(values)) for inner, read in zip(codecs, readers, strict=True)]
         return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
 
     return Codec(accepts | None, build)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +16,7 @@ import pyarrow as pa
 from jetcapture_py import layout
 from jetcapture_py.batch import Decoded, MessageBatch
 from jetcapture_py.decode.common import Values, assemble, decode_each, payloads_of, show
-from jetcapture_py.decode.convert import Codec, attribute, codec, struct_type
+from jetcapture_py.decode.convert import Codec, Reader, codec, reader, struct_type
 from jetcapture_py.decode.types import parse_declared, stored
 
 
@@ -79,13 +78,13 @@ class _Object:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A column: which of the passes finds it, and by which attributes."""
+    """A column: which of the passes finds it, and what reads it there, one step into the object after the other."""
 
     name: str
     type: pa.DataType
     codec: Codec
     turn: int
-    attributes: tuple[str, ...]
+    readers: tuple[Reader, ...]
 
 
 class JsonDecoder:
@@ -111,7 +110,7 @@ class JsonDecoder:
         if failures:
             passes = [[rows[i] for i in messages] for rows in passes]
         columns = [
-            Values(name=out.name, type=out.type, values=_pick(passes[out.turn], out.attributes), build=out.codec.build)
+            Values(name=out.name, type=out.type, values=_pick(passes[out.turn], out.readers), build=out.codec.build)
             for out in self._outputs
         ]
         return assemble(columns, messages, failures)
@@ -137,13 +136,11 @@ def _output(name: str, column: Column, passes: list[_Object]) -> _Output:
         if turn == len(passes):
             passes.append(_Object())
         if (attributes := passes[turn].add(path, leaf)) is not None:
-            return _Output(layout.field_name(name), stored(declared), leaf, turn, attributes)
+            return _Output(layout.field_name(name), stored(declared), leaf, turn, tuple(map(reader, attributes)))
         turn += 1
 
 
-def _pick(rows: list[Any], attributes: tuple[str, ...]) -> list[Any]:
-    first, *rest = attributes
-    values = list(map(attrgetter(first), rows))
-    for name in rest:
-        values = attribute(values, name)
+def _pick(values: list[Any], readers: tuple[Reader, ...]) -> list[Any]:
+    for read in readers:
+        values = read(values)
     return values
