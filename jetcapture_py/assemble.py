@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, Failure, MessageBatch
-from jetcapture_py.wire import Received
+from jetcapture_py.received import Received
 
 _VERSION = b"NATS/1.0\r\n"
 _MOST_DELIVERED = (1 << 31) - 1
@@ -34,33 +34,29 @@ class Assembled:
     strays: int
 
 
-def assemble(stream: str, consumer: str, received: Received) -> Assembled:
-    """Make columns of `received`. Never raises for the content of a message."""
-    numbers, keep = _ack_numbers(binary_array(received.replies), stream, consumer)
-    strays = 0
+def assemble(stream: str, consumer: str, received: Received, *, headers: bool = True) -> Assembled:
+    """Make columns of `received`. Never raises for the content of a message. The headers are null if not wanted."""
+    subjects, replies, blocks, payloads = received.columns()
+    (delivered, seq, nanoseconds), keep = _ack_numbers(replies, stream, consumer)
     if keep is not None:
-        strays = len(received) - len(keep)
-        received = Received(
-            subjects=[received.subjects[i] for i in keep],
-            replies=[received.replies[i] for i in keep],
-            headers=[received.headers[i] for i in keep],
-            payloads=[received.payloads[i] for i in keep],
-        )
-    delivered, seq, nanoseconds = numbers
-    subjects, subject_failures = _subjects(received.subjects)
-    headers, raw_headers, header_failures = _headers(received.headers)
+        real = pa.array(keep, pa.int32())
+        subjects, replies, blocks, payloads = (each.take(real) for each in (subjects, replies, blocks, payloads))
+    texts, subject_failures = _subjects(subjects)
+    found, raw_headers, header_failures = _headers(blocks if headers else blocks.slice(0, 0), len(blocks))
     columns = [
-        subjects,
+        texts,
         pa.array(seq, pa.int64()),
         pa.array(nanoseconds // 1000, pa.timestamp("us", "UTC")),
         pa.array(np.minimum(delivered, _MOST_DELIVERED).astype(np.int32), pa.int32()),
-        headers,
-        binary_array(received.payloads),
-        binary_array(received.replies),
+        found,
+        payloads,
+        replies,
     ]
     batch = MessageBatch(stream=stream, rows=pa.RecordBatch.from_arrays(columns, schema=ENVELOPE))
     failures = {failure.index: failure for failure in (*header_failures, *subject_failures)}
-    return Assembled(batch=batch, failures=tuple(failures.values()), raw_headers=raw_headers, strays=strays)
+    return Assembled(
+        batch=batch, failures=tuple(failures.values()), raw_headers=raw_headers, strays=len(received) - len(batch)
+    )
 
 
 def binary_array(values: Sequence[bytes]) -> pa.BinaryArray:
@@ -72,9 +68,9 @@ def binary_array(values: Sequence[bytes]) -> pa.BinaryArray:
     )
 
 
-def positions(stream: str, consumer: str, replies: Sequence[bytes]) -> tuple[Any, Any]:
+def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
     """Stream sequence and timestamp in nanoseconds, as int64 arrays, of what came from the consumer, no strays."""
-    (_, seqs, nanoseconds), _ = _ack_numbers(binary_array(replies), stream, consumer)
+    (_, seqs, nanoseconds), _ = _ack_numbers(replies, stream, consumer)
     return seqs, nanoseconds
 
 
@@ -136,14 +132,13 @@ def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tu
     return (columns[0], columns[1], columns[2]), keep
 
 
-def _subjects(values: list[bytes]) -> tuple[pa.StringArray, list[Failure]]:
-    array = binary_array(values)
+def _subjects(values: pa.BinaryArray) -> tuple[pa.StringArray, list[Failure]]:
     try:
-        return array.cast(pa.string()), []
+        return values.cast(pa.string()), []
     except pa.ArrowInvalid:
         failures = []
         texts = []
-        for index, value in enumerate(values):
+        for index, value in enumerate(values.to_pylist()):
             try:
                 texts.append(value.decode())
             except UnicodeDecodeError:
@@ -152,10 +147,11 @@ def _subjects(values: list[bytes]) -> tuple[pa.StringArray, list[Failure]]:
         return pa.array(texts, pa.string()), failures
 
 
-def _headers(blocks: list[bytes]) -> tuple[pa.MapArray, dict[int, bytes], list[Failure]]:
+def _headers(column: pa.BinaryArray, count: int) -> tuple[pa.MapArray, dict[int, bytes], list[Failure]]:
     """Header blocks as a map column: null without headers, repeated headers as one key with its values in order."""
-    if not any(blocks):
-        return pa.nulls(len(blocks), HEADERS_TYPE), {}, []
+    if not pc.max(pc.binary_length(column)).as_py():
+        return pa.nulls(count, HEADERS_TYPE), {}, []
+    blocks = column.to_pylist()
     names: list[str] = []
     values: list[str] = []
     name_offsets, value_offsets = [0], [0]

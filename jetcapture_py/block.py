@@ -21,9 +21,6 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.route import Run
 
-Reply = bytes
-"""An ack subject."""
-
 CHUNK_OVERHEAD = 8192
 """Bytes that a chunk costs beside its columns' buffers (measured: a record batch's objects and buffers)."""
 BLOCK_OVERHEAD = 1024
@@ -108,7 +105,7 @@ class Block:
     bytes: int = BLOCK_OVERHEAD
     sealed_by: str = ""
     _pieces: list[tuple[Chunk, int]] = field(default_factory=list)
-    _replies: list[Reply] | None = None
+    _replies: pa.BinaryArray | None = None
 
     def attach(self, chunk: Chunk, index: int) -> None:
         """Take run `index` of `chunk`, whose rows and bytes are counted already."""
@@ -118,15 +115,14 @@ class Block:
         """The block's rows, in the order of arrival, without a copy."""
         return [chunk.run(index) for chunk, index in self._pieces]
 
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[pa.BinaryArray]:
         """The ack subjects of the block's messages, also after `release`."""
-        if self._replies is not None:
-            return self._replies
-        return [reply for batch in self.batches() for reply in batch.column(REPLY).to_pylist()]
+        return [batch.column(REPLY) for batch in self.batches()] if self._replies is None else [self._replies]
 
     def release(self) -> None:
         """Give the rows' memory back; only the ack subjects are kept."""
-        self._replies = self.replies()
+        if self._replies is None:
+            self._replies = concat([batch.select([REPLY]) for batch in self.batches()]).column(0)
         for chunk, index in self._pieces:
             chunk.release(index)
         self._pieces = []

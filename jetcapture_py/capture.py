@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from jetcapture_py import upkeep
 from jetcapture_py.batch import Decoder
 from jetcapture_py.block import Block, Blocks, SealRules
@@ -21,13 +23,13 @@ from jetcapture_py.encode import EncodedBlock, Encoder
 from jetcapture_py.errors import ConfigError, DrainError
 from jetcapture_py.gate import Gate
 from jetcapture_py.prepare import Preparer
+from jetcapture_py.received import Received
 from jetcapture_py.retry import probe, put_all
 from jetcapture_py.route import KeyFunction, make_key
 from jetcapture_py.source import Source
 from jetcapture_py.stats import Stats
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.watermark import Observer, Watermark
-from jetcapture_py.wire import Received
 
 T = TypeVar("T")
 OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
@@ -187,7 +189,7 @@ class Capture:
             stored = [await self.stored.get()]
             while not self.stored.empty():
                 stored.append(self.stored.get_nowait())
-            replies = [reply for block, _ in stored for reply in block.replies()]
+            replies = pa.concat_arrays([replies for block, _ in stored for replies in block.replies()])
             confirmed = False
             for _ in range(ACK_ATTEMPTS):
                 if confirmed := await self.source.ack(replies):

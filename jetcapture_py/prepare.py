@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from jetcapture_py import layout
 from jetcapture_py.assemble import assemble
 from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, Run, buckets, group
-from jetcapture_py.wire import Received
 
 _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
 """Column names that are not a decoder's to give."""

@@ -37,7 +37,8 @@ from jetcapture_py.publish_frames import (
     unusual_subjects,
 )
 from jetcapture_py.publish_window import UnderWay
-from jetcapture_py.wire import Connection, Inbox
+from jetcapture_py.received import PAYLOAD, SUBJECT, Inbox
+from jetcapture_py.wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -293,8 +294,8 @@ class Publisher:
         self._acknowledge([msg.subject.encode()], [msg.data])
 
     def _on_acks(self) -> None:
-        rows = self._acks.take(1 << 40)
-        self._acknowledge(rows.subjects, rows.payloads)
+        subjects, answers = self._acks.take(1 << 40).columns(SUBJECT, PAYLOAD)
+        self._acknowledge(subjects.to_pylist(), answers.to_pylist())
 
     def _acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> None:
         """Must not raise: it is called from within the connection's reader."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import nats.errors
+import pyarrow as pa
+import pyarrow.compute as pc
 from nats.aio.subscription import Subscription
 
 from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
@@ -21,8 +23,9 @@ from jetcapture_py.connect import Api, UnavailableError, connect
 from jetcapture_py.denials import Denial, DeniedError, denial_in, refusal
 from jetcapture_py.errors import SourceError
 from jetcapture_py.log import event
+from jetcapture_py.received import Inbox, Received, contents
 from jetcapture_py.statuses import Reaction, Status, parse_status
-from jetcapture_py.wire import Connection, Inbox, Received
+from jetcapture_py.wire import Connection
 
 log = logging.getLogger("jetcapture.source")
 
@@ -51,9 +54,10 @@ CONNECT_PATIENCE = 20.0
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A subscription and the pull under way on it; `batch` and `max_bytes` are what the pull asked for."""
+    """A subscription to the inbox and the pull under way on it; `batch` and `max_bytes` are what the pull asked for."""
 
     subject: str
+    sid: int
     inbox: Inbox
     pull: int = 0
     active: bool = False
@@ -68,12 +72,12 @@ class Lane:
     @property
     def left(self) -> int:
         """Messages that the pull may still bring."""
-        return max(0, self.batch - (self.inbox.total - self.start)) if self.active else 0
+        return max(0, self.batch - (self.inbox.by_sid[self.sid][0] - self.start)) if self.active else 0
 
     @property
     def left_bytes(self) -> int:
         """Bytes that the pull may still bring."""
-        return max(0, self.max_bytes - (self.inbox.total_bytes - self.start_bytes)) if self.left else 0
+        return max(0, self.max_bytes - (self.inbox.by_sid[self.sid][1] - self.start_bytes)) if self.left else 0
 
 
 class Source:
@@ -92,6 +96,8 @@ class Source:
         self.stream_created = ""
         self._held, self._unacked = held, unacked
         self._others = self._missing = 0
+        self._inbox = Inbox(self._on_data)
+        self._inbox.on_status = self._on_status
         self._lanes: list[Lane] = []
         self._subscriptions: list[Subscription] = []
         self._wake = asyncio.Event()
@@ -135,12 +141,10 @@ class Source:
             event(log, logging.WARNING, "consumer.max_deliver", max_deliver=self.state.config["max_deliver"])
         for _ in range(LANES):
             subject = self._client.new_inbox()
-            lane = Lane(subject, Inbox(self._on_data))
-            lane.inbox.on_status = self._status_handler(lane)
             subscription = await self._client.subscribe(f"{subject}.*")
             self._subscriptions.append(subscription)
-            self._client.register(subscription._id, lane.inbox)
-            self._lanes.append(lane)
+            self._client.register(subscription._id, self._inbox)
+            self._lanes.append(Lane(subject, subscription._id, self._inbox))
         if not self._client.fast:
             event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
 
@@ -224,21 +228,21 @@ class Source:
     @property
     def fetched(self) -> int:
         """Messages received since the start."""
-        return sum(lane.inbox.total for lane in self._lanes)
+        return self._inbox.total
 
     @property
     def waiting(self) -> int:
         """Messages received and not taken yet."""
-        return sum(len(lane.inbox.rows) for lane in self._lanes)
+        return len(self._inbox.rows)
 
     @property
     def waiting_bytes(self) -> int:
         """What those hold in memory."""
-        return sum(lane.inbox.rows.memory for lane in self._lanes)
+        return self._inbox.rows.memory
 
-    def waiting_replies(self) -> list[bytes]:
+    def waiting_replies(self) -> pa.BinaryArray:
         """Their ack subjects."""
-        return [reply for lane in self._lanes for reply in lane.inbox.rows.replies]
+        return self._inbox.rows.replies
 
     def idle_for(self) -> float:
         """Seconds since the last message came."""
@@ -251,9 +255,7 @@ class Source:
             self._enough.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), LINGER)
-        received = Received()
-        for lane in self._lanes:
-            received.extend(lane.inbox.take(min(self.memory // 8, MOST_AT_ONCE) // LANES))
+        received = self._inbox.take_run(min(self.memory // 8, MOST_AT_ONCE))
         if not self._stopping and not self.waiting:
             self._ready.clear()
         return received if received or not self._stopping else None
@@ -268,20 +270,20 @@ class Source:
         if self.waiting >= ENOUGH:
             self._enough.set()
 
-    def _status_handler(self, lane: Lane) -> Callable[[bytes, bytes], None]:
-        def handle(subject: bytes, block: bytes) -> None:
-            status = parse_status(block)
-            lane.heard = self._loop.time()
-            if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
-                self._answered = lane.heard
-            current = lane.active and subject.rsplit(b".", 1)[-1] == b"%d" % lane.pull
-            if status.reaction is Reaction.ALIVE or not current:
-                return
+    def _on_status(self, subject: bytes, block: bytes) -> None:
+        to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
+        for lane in self._lanes:
+            if lane.subject == to:
+                self._heard(lane, pull, parse_status(block))
+
+    def _heard(self, lane: Lane, pull: str, status: Status) -> None:
+        lane.heard = self._loop.time()
+        if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
+            self._answered = lane.heard
+        if status.reaction is not Reaction.ALIVE and lane.active and pull == str(lane.pull):
             lane.active = False
             self._react(lane, status)
             self._wake.set()
-
-        return handle
 
     def _react(self, lane: Lane, status: Status) -> None:
         if status.reaction is Reaction.FATAL:
@@ -328,7 +330,8 @@ class Source:
         heartbeat = min(HEARTBEAT, expires / 2)
         lane.pull += 1
         lane.active, lane.batch, lane.max_bytes = True, batch, size
-        lane.start, lane.start_bytes, lane.heard = lane.inbox.total, lane.inbox.total_bytes, now
+        lane.start, lane.start_bytes = lane.inbox.by_sid[lane.sid]
+        lane.heard = now
         lane.expires = now + expires + GRACE
         reply = f"{lane.subject}.{lane.pull}"
         await self._api.pull(
@@ -379,7 +382,7 @@ class Source:
         """How many messages this replica may hold: the consumer's limit less what other replicas hold."""
         return max(1, self.state.max_ack_pending - self._others)
 
-    async def ack(self, replies: Sequence[bytes]) -> bool:
+    async def ack(self, replies: pa.BinaryArray) -> bool:
         """Acknowledge stored messages in bulk, the last one confirmed by the server; whether it was.
 
         Acks on one connection are processed in order, so the last one's confirmation stands for all. The consumer is
@@ -393,7 +396,7 @@ class Source:
         reconnects = self.reconnects
         await self._send(replies[:-1], b"+ACK")
         try:
-            await self._client.ask(replies[-1].decode(), b"+ACK", CONFIRM_TIMEOUT)
+            await self._client.ask(replies[-1].as_py().decode(), b"+ACK", CONFIRM_TIMEOUT)
         except DeniedError:
             return False  # and `_errored` has ended the capture
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -401,16 +404,16 @@ class Source:
             return False
         return reconnects == self.reconnects
 
-    async def keep_alive(self, replies: Sequence[bytes]) -> None:
+    async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Tell the server that these messages are still being worked on."""
         await self._send(replies, b"+WPI")
 
-    async def give_back(self, replies: Sequence[bytes]) -> None:
+    async def give_back(self, replies: pa.BinaryArray) -> None:
         """Have these messages delivered again, to whoever pulls next."""
         await self._send(replies, b"-NAK")
 
-    async def _send(self, replies: Sequence[bytes], body: bytes) -> None:
+    async def _send(self, replies: pa.BinaryArray, body: bytes) -> None:
         """Publish a four-byte body to every ack subject."""
-        if replies and self._client.is_connected:
-            separator = b" 4\r\n" + body + b"\r\nPUB "
-            await self._client.write(b"PUB " + separator.join(replies) + b" 4\r\n" + body + b"\r\n")
+        if len(replies) and self._client.is_connected:
+            commands = pc.binary_join_element_wise(b"PUB ", replies, b" 4\r\n" + body + b"\r\n", b"")
+            await self._client.write(contents(commands))

@@ -10,6 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from jetcapture_py import watermark
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
@@ -63,12 +65,10 @@ def relieve(capture: Capture) -> None:
     capture.send(sealed)
 
 
-def held_replies(capture: Capture) -> list[bytes]:
+def held_replies(capture: Capture) -> pa.BinaryArray:
     """The ack subjects of every message that was received and not acknowledged."""
-    replies = [*capture.source.waiting_replies(), *capture.preparing.replies]
-    for block in capture.blocks:
-        replies += block.replies()
-    return replies
+    blocks = [replies for block in capture.blocks for replies in block.replies()]
+    return pa.concat_arrays([capture.source.waiting_replies(), capture.preparing.replies, *blocks])
 
 
 def count(stats: Stats, prepared: Prepared) -> None:

@@ -16,9 +16,9 @@ import nats.errors
 from jetcapture_py.assemble import positions
 from jetcapture_py.connect import ApiError, UnavailableError
 from jetcapture_py.errors import SourceError
+from jetcapture_py.received import Inbox, Received
 from jetcapture_py.statuses import Reaction, parse_status
 from jetcapture_py.verify_stream import PATIENCE, PAUSE, Server
-from jetcapture_py.wire import Inbox, Received
 
 BATCH = 20_000
 PULL_BYTES = 16 << 20
@@ -108,7 +108,7 @@ class _Pull:
                     self.trouble = "the connection was lost"
                 elif received:
                     seqs, times = positions(server.stream, name, received.replies)
-                    self._note(received.replies[-1], len(received))
+                    self._note(received.last_reply(), len(received))
                     if not self.trouble:
                         yield seqs, times
         except nats.errors.Error as error:

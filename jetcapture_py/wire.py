@@ -1,9 +1,9 @@
 """The fast receive path: whole MSG and HMSG frames of our own subscriptions, straight into columns.
 
 nats-py builds a task's worth of objects per message. Here its connection (TLS, authentication, reconnect, PING) is
-kept and only the parser is replaced, before `connect()`: frames of registered subscriptions are taken in a tight loop,
-every other frame goes to the stock parser, whole. Where nats-py's internals are not the ones this was written against,
-`Connection._process_msg` receives the same messages through the stock parser, slower.
+kept and only the parser is replaced, before `connect()`: frames of registered subscriptions are taken as places in
+memory, many at once, and every other frame goes to the stock parser, whole. Where nats-py's internals are not the ones
+this was written against, `Connection._process_msg` receives the same messages through the stock parser, slower.
 
 Bypassed on the fast path: nats-py's statistics and its pending limits; the pulls' credit bounds what can arrive.
 """
@@ -11,114 +11,43 @@ Bypassed on the fast path: nats-py's statistics and its pending limits; the pull
 from __future__ import annotations
 
 import inspect
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from nats.aio.client import Client
+import numpy as np
+import pyarrow as pa
+from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from jetcapture_py.denials import Denials
-
-OBJECT_OVERHEAD = 320
-"""Bytes that one received message costs beside its content, as four Python byte strings in lists."""
+from jetcapture_py.received import PLACES, Inbox
 
 Hook = Callable[[], Awaitable[None]]
 
+SEGMENT = 4 << 20
+"""Bytes of the memory into which frames are received; messages are places in it until they become columns."""
+READ = 1 << 20
+"""Most bytes taken from the socket's reader at once, and half of what waits there before reading is paused."""
+MANY = 64
+"""Frames from which on it pays to look at them together..."""
+LARGE = 2048
+"""...and bytes of a frame from which on it does not: all of them would be looked at, and not the control line only."""
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
+_MOST_DIGITS_TOGETHER = 9
 
 
-@dataclass(slots=True)
-class Received:
-    """Messages as they came, one list per column; `headers` holds raw header blocks, b"" for none.
+class _Transport(TcpTransport):
+    """nats-py's, reading more at once: what comes in small pieces costs a turn of the event loop each."""
 
-    `size` is the bytes of headers and payloads together.
-    """
-
-    subjects: list[bytes] = field(default_factory=list)
-    replies: list[bytes] = field(default_factory=list)
-    headers: list[bytes] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes held, with what the Python objects cost."""
-        return self.size + len(self.payloads) * OBJECT_OVERHEAD
-
-    def __len__(self) -> int:
-        return len(self.payloads)
-
-    def extend(self, other: Received) -> None:
-        """Append the messages of `other`."""
-        self.subjects += other.subjects
-        self.replies += other.replies
-        self.headers += other.headers
-        self.payloads += other.payloads
-        self.size += other.size
-
-    def split(self, count: int) -> tuple[Received, Received]:
-        """The first `count` messages, and the others."""
-        parts = []
-        for part in (slice(count), slice(count, None)):
-            columns = (self.subjects[part], self.replies[part], self.headers[part], self.payloads[part])
-            parts.append(Received(*columns, size=sum(map(len, columns[2])) + sum(map(len, columns[3]))))
-        return parts[0], parts[1]
-
-
-def _ignore(subject: bytes, headers: bytes) -> None:
-    """Leave a status alone."""
-
-
-class Inbox:
-    """What one subscription received and nobody took yet.
-
-    `on_data()` is called when a run of messages has been added. `on_status(subject, header_block)` is called at once
-    for frames without a reply subject, the server's statuses; with `statuses=False` these are messages, too.
-    `total` and `total_bytes` count everything ever received.
-    """
-
-    __slots__ = ("on_data", "on_status", "rows", "statuses", "total", "total_bytes")
-
-    def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
-        self.on_data = on_data
-        self.statuses = statuses
-        self.on_status: Callable[[bytes, bytes], None] = _ignore
-        self.rows = Received()
-        self.total = self.total_bytes = 0
-
-    def take(self, memory: int) -> Received:
-        """What was received since the last call, in about `memory` bytes; the rest stays for the next call."""
-        taken, self.rows = self.rows, Received()
-        if taken.memory > memory and len(taken) > 1:
-            taken, self.rows = taken.split(max(1, len(taken) * memory // taken.memory))
-        return taken
-
-    def count_from(self, before: int) -> None:
-        """Account for the rows from index `before` on, which have just been appended."""
-        rows = self.rows
-        messages = len(rows) - before
-        if messages:
-            size = sum(map(len, rows.payloads[before:])) + sum(map(len, rows.headers[before:]))
-            rows.size += size
-            self.total += messages
-            self.total_bytes += size
-            self.on_data()
-
-    def accept(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
-        """Take one message, or one status, from the stock parser."""
-        if not reply and self.statuses:
-            self.on_status(subject, headers or b"")
-            return
-        rows = self.rows
-        rows.subjects.append(subject)
-        rows.replies.append(reply)
-        rows.headers.append(headers or b"")
-        rows.payloads.append(payload)
-        self.count_from(len(rows) - 1)
+    async def read(self, buffer_size: int) -> bytes:
+        data: bytes = await super().read(max(buffer_size, READ))
+        return data
 
 
 class Connection(Client):
@@ -163,7 +92,15 @@ class Connection(Client):
         if inbox is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
-            inbox.accept(subject, reply, data, headers)
+            inbox.accept(sid, subject, reply, data, headers)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
+            await super()._connect_to_server(s)
+        else:
+            s.last_attempt = time.monotonic()
+            self._transport = _Transport()  # type: ignore[no-untyped-call]
+            await self._transport.connect(s.uri, READ, self.options["connect_timeout"])
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
         """The answer to a request. Raises as nats-py's `request` does, and `DeniedError` at once."""
@@ -191,12 +128,13 @@ def supported() -> bool:
     )
 
 
-_Append = Callable[[bytes], None]
-_Columns = tuple[_Append, _Append, _Append, _Append, Inbox, int]
-
-
 class FrameParser(Parser):
-    """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time."""
+    """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time.
+
+    What the socket gives is put into a segment of memory, one piece behind the other, and never moved again but for
+    an incomplete frame at a segment's end; frames become places in it. Where many frames lie there, their places are
+    found together (`_many`), else one by one (`_few`); both find the same.
+    """
 
     nc: Connection
 
@@ -208,29 +146,35 @@ class FrameParser(Parser):
         """Forget what was buffered: the connection it came from is gone."""
         super().reset()
         self._epoch += 1
-        self._parts: list[bytes] = []
-        self._buffered = 0
+        self._segment = bytearray()
+        self._start = self._stop = 0  # of what is not parsed yet
         self._needed = 0
+        self._typical = 0  # bytes of a frame
 
     async def parse(self, data: bytes = b"") -> None:
         """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
-        self._parts.append(data)
-        self._buffered += len(data)
-        if self._buffered < self._needed:
+        self._append(data)
+        if self._stop - self._start < self._needed:
             return  # a large payload is still arriving: look at nothing until it is whole
-        buffer = b"".join(self._parts) if len(self._parts) > 1 else bytes(data)
-        epoch, position = self._epoch, 0
-        while position < len(buffer):
-            position, frame = self._take(buffer, position)
+        epoch = self._epoch
+        while self._start < self._stop:
+            frame = self._take()
             if not frame:
                 break
             await self._delegate(frame)
             if self._epoch != epoch:
                 return  # that frame ended the connection
-        self._parts = [buffer[position:]] if position < len(buffer) else []
-        self._buffered = len(buffer) - position
-        if self._buffered > _MAX_CONTROL_LINE and not self._needed:
+        if self._stop - self._start > _MAX_CONTROL_LINE and not self._needed:
             raise ProtocolError
+
+    def _append(self, data: bytes) -> None:
+        if self._stop + len(data) > len(self._segment):
+            tail = self._segment[self._start : self._stop]
+            self._segment = bytearray(max(SEGMENT, self._needed, len(tail) + len(data)))
+            self._segment[: len(tail)] = tail
+            self._start, self._stop = 0, len(tail)
+        self._segment[self._stop : self._stop + len(data)] = data  # the same length: nothing moves
+        self._stop += len(data)
 
     async def _delegate(self, frame: bytes) -> None:
         epoch = self._epoch
@@ -244,75 +188,176 @@ class FrameParser(Parser):
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
             raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
 
-    def _take(self, buffer: bytes, position: int) -> tuple[int, bytes]:
-        """Take frames from `position` on, up to one that is not ours, which is returned with the place behind it.
-
-        An empty frame means that the buffer ends, or ends within a frame, at the returned position.
-        """
-        find, end_of_buffer = buffer.find, len(buffer)
-        columns: dict[bytes, _Columns] = {}
+    def _take(self) -> bytes:
+        """Take frames up to one that is not ours, which is returned; b"" when there is no further whole one."""
         self._needed = 0
-        frame = b""
-        while position < end_of_buffer:
-            eol = find(b"\r\n", position)
+        while True:
+            if self._typical < LARGE and self._stop - self._start >= MANY * self._typical:
+                self._many()
+            taken, frame = self._few()
+            if frame or taken < MANY:
+                return frame
+
+    def _few(self) -> tuple[int, bytes]:
+        """Take up to `MANY` frames one by one, up to one that is not ours: how many, and that one if it is whole."""
+        segment, position, stop = self._segment, self._start, self._stop
+        found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
+        taken, frame = 0, b""
+        while position < stop and taken < MANY:
+            eol = segment.find(b"\r\n", position, stop)
             if eol < 0:
                 break
-            args = buffer[position:eol].split(b" ")
+            line = bytes(segment[position:eol])
+            args = line.split(b" ")
             start = eol + 2
-            headers_size = 0
-            ours = None
+            headers = args[0] == b"HMSG"
+            bare = len(args) == 4 + headers
+            sid, headers_size, end = None, 0, start
             try:
-                if args[0] == b"MSG" and len(args) == 5:
-                    stop = start + int(args[4])
-                    ours = columns.get(args[2]) or self._columns(args[2], columns)
-                elif args[0] == b"HMSG" and len(args) == 6:
-                    headers_size = int(args[4])
-                    stop = start + int(args[5])
-                    ours = columns.get(args[2]) or self._columns(args[2], columns)
-                elif self._bare(args):
-                    headers_size = int(args[3]) if len(args) == 5 else 0
-                    stop = start + int(args[-1])
-                    args.insert(3, b"")
-                    ours = columns.get(args[2]) or self._columns(args[2], columns)
+                if args[0] in (b"MSG", b"HMSG") and (bare or len(args) == 5 + headers):
+                    headers_size = int(args[-2]) if headers else 0
+                    end = start + int(args[-1])
+                    sid = self._sid(args[2], bare)
             except ValueError:
-                ours = None
-            if ours is None or not 0 <= headers_size <= stop - start:
-                length = _frame_length(buffer[position:eol], position, start)
-                if position + length > end_of_buffer:
+                sid = None
+            if sid is None or not 0 <= headers_size <= end - start:
+                length = _frame_length(line, position, start)
+                if position + length > stop:
                     self._needed = length
                 else:
-                    frame = buffer[position : position + length]
+                    frame = bytes(segment[position : position + length])
                     position += length
                 break
-            if stop + 2 > end_of_buffer:
-                self._needed = stop + 2 - position
+            if end + 2 > stop:
+                self._needed = end + 2 - position
                 break
-            subject, reply, header, payload, _, _ = ours
-            subject(args[1])
-            reply(args[3])
-            header(buffer[start : start + headers_size])
-            payload(buffer[start + headers_size : stop])
-            position = stop + 2
-        for _, _, _, _, inbox, before in columns.values():
-            inbox.count_from(before)
-        return position, frame
+            subject = position + len(args[0]) + 1
+            behind = subject + len(args[1])
+            reply = behind + len(args[2]) + 2
+            reply_end = reply if bare else reply + len(args[3])
+            place = (subject, behind, reply, reply_end, start, start + headers_size, end)
+            found[self.nc.inboxes[sid]].append((*place, sid))
+            position = end + 2
+            taken += 1
+        if taken:
+            self._typical = (position - len(frame) - self._start) // taken
+        self._start = position
+        for inbox, places in found.items():
+            rows = np.array(places, np.int64)
+            inbox.add(segment, rows[:, :-1].astype(np.int32), rows[:, -1])
+        return taken, frame
 
-    def _bare(self, args: list[bytes]) -> bool:
-        """Whether this is a message without a reply subject, of a subscription to which that is no status."""
-        if len(args) != (4 if args[0] == b"MSG" else 5) or args[0] not in (b"MSG", b"HMSG"):
-            return False
-        inbox = self.nc.inboxes.get(int(args[2]))
-        return inbox is not None and not inbox.statuses
+    def _sid(self, text: bytes, bare: bool) -> int | None:
+        """The subscription, if it is one of ours, and a message without a reply subject is no status to it."""
+        sid = int(text)
+        inbox = self.nc.inboxes.get(sid)
+        return None if inbox is None or b"%d" % sid != text or (bare and inbox.statuses) else sid
 
-    def _columns(self, sid: bytes, known: dict[bytes, _Columns]) -> _Columns | None:
-        """How to append to the inbox of `sid`, and how many rows it had; None when the subscription is not ours."""
-        inbox = self.nc.inboxes.get(int(sid))
-        if inbox is None or b"%d" % int(sid) != sid:
-            return None
-        rows = inbox.rows
-        appends = (rows.subjects.append, rows.replies.append, rows.headers.append, rows.payloads.append)
-        known[sid] = (*appends, inbox, len(rows))
-        return known[sid]
+    def _many(self) -> None:
+        """Take frames, all at once, up to the first that is not whole, not ours, or out of the ordinary.
+
+        Wherever a line seems to start a message, it is read as if it did. A message's length leads from its line to
+        the next: as long as they follow one another without a gap from the first on, which is known to start a frame,
+        each is one, whatever the payloads hold.
+        """
+        base = self._start
+        region = np.frombuffer(self._segment, np.uint8, self._stop - base, base)
+        returns = np.flatnonzero(region == _RETURN)
+        if len(returns) < MANY:
+            return
+        behind = returns[:-1] + 2
+        initial = region.take(behind, mode="clip")
+        starting = np.flatnonzero(((initial == _M) | (initial == _H)) & (behind <= returns[1:]))
+        starts = np.concatenate(([0], behind[starting]))
+        eols = returns[np.concatenate(([0], starting + 1))]
+        lines, edges = _lines(region, starts, eols)
+        spaces = np.flatnonzero(lines == _SPACE)
+        if not len(spaces):
+            return
+        first, beyond = np.searchsorted(spaces, edges[:-1]), np.searchsorted(spaces, edges[1:])
+
+        def space(index: Any) -> Any:
+            return spaces.take(index, mode="clip")
+
+        headers = lines.take(edges[:-1], mode="clip") == _H
+        words = beyond - first - headers
+        bare = words == _WORDS - 1
+        subject, behind_sid, last = space(first) + 1, space(first + 2), space(beyond - 1)
+        sids, sids_right = _decimals(lines, space(first + 1) + 1, behind_sid)
+        sizes, sizes_right = _decimals(lines, last + 1, edges[1:])
+        right = ((words == _WORDS) | bare) & sids_right & sizes_right
+        headers_sizes = np.zeros(len(starts), np.int64)
+        if headers.any():
+            found, headers_right = _decimals(lines, space(beyond - 2) + 1, last)
+            headers_sizes[headers] = found[headers]
+            right &= ~headers | (headers_right & (found <= sizes))
+        contents = eols + 2
+        ends = contents + sizes
+        right &= (ends + 2 <= len(region)) & (region.take(eols + 1, mode="clip") == _NEWLINE)
+        right[1:] &= starts[1:] == ends[:-1] + 2
+        count = len(right) if right.all() else int(right.argmin())
+        to_segment = starts - edges[:-1] + base
+        rows = np.empty((count, PLACES), np.int32)
+        for place, column in enumerate(
+            (
+                subject + to_segment,
+                space(first + 1) + to_segment,
+                behind_sid + 1 + to_segment,
+                np.where(bare, behind_sid + 1, space(first + 3)) + to_segment,
+                contents + base,
+                contents + headers_sizes + base,
+                ends + base,
+            )
+        ):
+            rows[:, place] = column[:count]
+        self._give(sids[:count], bare[:count], rows)
+
+    def _give(self, sids: Any, bare: Any, rows: Any) -> None:
+        """Put messages into their inboxes, up to the first that has none, or is a status."""
+        inboxes = dict.fromkeys(self.nc.inboxes.values())
+        mine = {}
+        wanted = np.zeros(len(sids), bool)
+        for inbox in inboxes:
+            mine[inbox] = np.isin(sids, [sid for sid, other in self.nc.inboxes.items() if other is inbox])
+            wanted |= mine[inbox] & ~bare if inbox.statuses else mine[inbox]
+        count = len(wanted) if wanted.all() else int(wanted.argmin())
+        if not count:
+            return
+        self._start, before = int(rows[count - 1, -1]) + 2, self._start
+        self._typical = (self._start - before) // count
+        for inbox, places in mine.items():
+            if places[:count].all():
+                inbox.add(self._segment, rows[:count], sids[:count])
+            elif places[:count].any():
+                inbox.add(self._segment, rows[:count][places[:count]], sids[:count][places[:count]])
+
+
+_RETURN, _NEWLINE, _SPACE, _H, _M = b"\r\n HM"
+_WORDS = 4
+"""Spaces in the control line of a message with a reply subject; headers have one more."""
+
+
+def _lines(region: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
+    """The bytes between these places, one behind the other, and where each begins, and the last ends."""
+    places = np.empty(2 * len(starts) + 1, np.int32)
+    places[:-1:2], places[1::2], places[-1] = starts, ends, ends[-1]
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(places), pa.py_buffer(region)])
+    _, edges, lines = pieces.take(pa.array(np.arange(0, 2 * len(starts), 2))).buffers()
+    return np.frombuffer(lines, np.uint8), np.frombuffer(edges, np.int32)[: len(starts) + 1].astype(np.int64)
+
+
+def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
+    """The numbers between these places, and which of them are canonical and short enough to be ones."""
+    widths = ends - starts
+    right = (widths > 0) & (widths <= _MOST_DIGITS_TOGETHER)
+    numbers = np.zeros(len(starts), np.int64)
+    for power in range(int(widths.max(initial=0, where=right))):
+        digits = text.take(ends - 1 - power, mode="clip") - np.uint8(ord("0"))
+        within = widths > power
+        right &= (digits < 10) | ~within
+        numbers += np.where(within, digits, np.uint8(0)).astype(np.int64) * 10**power
+    right &= (widths == 1) | (text.take(starts, mode="clip") != ord("0"))
+    return numbers, right
 
 
 def _frame_length(line: bytes, position: int, start: int) -> int:

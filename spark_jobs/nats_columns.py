@@ -18,7 +18,7 @@ from jetcapture_py.assemble import assemble
 from jetcapture_py.batch import ENVELOPE, Failure, MessageBatch
 from jetcapture_py.decode import JsonDecoder, parse_type
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.wire import Received
+from jetcapture_py.received import Received
 from spark_jobs.nats_offsets import Range
 from spark_jobs.nats_options import ReadOptions
 
@@ -95,9 +95,7 @@ class Columns:
         """Arrow batches of the messages of `part`, each once; a chunk is what was received from one consumer."""
         at = part.first
         for consumer, received in chunks:
-            if not self._headers:  # not to be parsed
-                received = Received(received.subjects, received.replies, [b""] * len(received), received.payloads)
-            assembled = assemble(self._options.stream, consumer, received)
+            assembled = assemble(self._options.stream, consumer, received, headers=self._headers)
             batch, failures = assembled.batch, assembled.failures
             seqs = batch.column(layout.SEQ).to_numpy()
             low, high = np.searchsorted(seqs, (at, part.end)).tolist()

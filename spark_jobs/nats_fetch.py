@@ -19,8 +19,8 @@ from nats.aio.subscription import Subscription
 
 from jetcapture_py.connect import ApiError, UnavailableError
 from jetcapture_py.errors import SourceError
+from jetcapture_py.received import Inbox, Received
 from jetcapture_py.statuses import Reaction, parse_status
-from jetcapture_py.wire import Inbox, Received
 from spark_jobs.nats_offsets import SHORT_LIVED, Range, check_created, check_there, consumer_name, stream_state
 from spark_jobs.nats_options import ReadOptions
 from spark_jobs.nats_session import PAUSE, Session
@@ -227,7 +227,7 @@ class Fetch:
     def _on_data(self) -> None:
         """Look where the last message stands: $JS.ACK.[domain.account.]stream.consumer.delivered.seq.…"""
         self._heard = asyncio.get_running_loop().time()
-        tokens = self._inbox.rows.replies[-1].split(b".")
+        tokens = self._inbox.rows.last_reply().split(b".")
         base = 2 if len(tokens) == _SHORT else 4
         if tokens[base + 1 : base + 2] == [self._consumer.encode()]:
             self._last = int(tokens[base + 3])

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.assemble import binary_array
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.connect import Api, ApiError, UnavailableError
 from jetcapture_py.errors import SourceError
-from jetcapture_py.wire import Connection, Inbox
+from jetcapture_py.received import HEADERS, Inbox
+from jetcapture_py.wire import Connection
 from spark_jobs.publishing import close_connection, open_connection
 from spark_jobs.replay_task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, STREAM, TIMESTAMP
 from spark_jobs.subjects import overlaps
@@ -205,13 +205,13 @@ class _Reader:
         self._take()
 
     def _take(self) -> None:
-        self.parts.append(_identities(self._inbox.take(1 << 40).headers, self._replay_id))
+        self.parts.append(_identities(self._inbox.take(1 << 40).columns(HEADERS)[0], self._replay_id))
 
 
-def _identities(blocks: list[bytes], replay_id: str) -> pa.Table:
+def _identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:
     """The identities in the header blocks of messages of this replay. Provenance is written as one run of lines."""
     ours = f"\r\n{REPLAY}: {replay_id}\r\n".encode()
-    mine = binary_array([block for block in blocks if ours in block])
+    mine = blocks.filter(pc.match_substring(blocks, ours))
     if not len(mine):
         return _NOTHING.empty_table()
     found = pc.extract_regex(

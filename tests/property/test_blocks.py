@@ -195,7 +195,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: Any) -> None:
         block = data.draw(st.sampled_from([block for block in self.sealed if block in self.released]))
-        assert block.replies() == [b"ack.%d" % number for number in self.sealed.pop(block).rows]
+        replies = [reply for replies in block.replies() for reply in replies.to_pylist()]
+        assert replies == [b"ack.%d" % number for number in self.sealed.pop(block).rows]
         self.released.discard(block)
         self.blocks.forget(block)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from jetcapture_py import layout
 from jetcapture_py.assemble import assemble
 from jetcapture_py.batch import REPLY
-from jetcapture_py.wire import Received
+from jetcapture_py.received import Received
 from tests.property import examples
 
 STREAM, CONSUMER = "ORDERS", "archive"
@@ -60,7 +60,7 @@ def reference(reply: bytes) -> tuple[int, int, int] | None:
 @examples(300)
 @given(st.lists(replies, max_size=8))
 def test_a_reply_gives_its_own_numbers_or_none_whatever_comes_beside_it(batch: list[bytes]) -> None:
-    received = Received([b"s"] * len(batch), batch, [b""] * len(batch), [b"%d" % n for n in range(len(batch))])
+    received = Received.of([b"s"] * len(batch), batch, [b""] * len(batch), [b"%d" % n for n in range(len(batch))])
     found = assemble(STREAM, CONSUMER, received)
     expected = [(n, numbers) for n, reply in enumerate(batch) if (numbers := reference(reply)) is not None]
     rows = found.batch.rows

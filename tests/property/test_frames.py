@@ -9,7 +9,7 @@ from hypothesis import given
 from nats.errors import ProtocolError
 
 from tests.property import examples
-from tests.unit.test_wire import ACK, HEADERS, REGISTERED, STATUS, Fast, Stock
+from tests.unit.test_wire import ACK, HEADERS, REGISTERED, STATUS, Fast, Stock, looking_at
 
 BLANKS = b" \t\r\n\x0b\x0c"  # to the stock parser
 subjects = st.binary(min_size=1, max_size=12).filter(lambda subject: not set(subject) & set(BLANKS))
@@ -59,13 +59,14 @@ def fed(parser: Fast | Stock, chunks: list[bytes]) -> str:
 
 
 @examples(300)
-@given(streams, st.lists(st.integers(0, 400), max_size=6))
-def test_what_both_parsers_read_they_read_alike(stream: list[tuple[bytes, bool]], cuts: list[int]) -> None:
+@given(streams, st.lists(st.integers(0, 400), max_size=6), st.sampled_from([1, 1, 2, 64]))
+def test_what_both_parsers_read_they_read_alike(stream: list[tuple[bytes, bool]], cuts: list[int], many: int) -> None:
     data = b"".join(frame for frame, _ in stream)
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     chunks = [data[start:stop] for start, stop in pairwise(edges)]
     fast, stock = Fast(), Stock()
-    ends = fed(fast, chunks), fed(stock, chunks)
+    with looking_at(many):
+        ends = fed(fast, chunks), fed(stock, chunks)
     if all(true for _, true in stream):
         assert ends == ("fine", "fine")
     if ends == ("fine", "fine"):
@@ -79,6 +80,8 @@ def test_every_place_where_a_stream_can_be_cut_is_harmless(stream: list[bytes]) 
     whole = Stock()
     whole.feed(data)
     for cut in range(len(data) + 1):
-        fast = Fast()
-        fast.feed(data[:cut], data[cut:])
-        assert fast.outcome() == whole.outcome(), cut
+        for many in (1, 64):
+            fast = Fast()
+            with looking_at(many):
+                fast.feed(data[:cut], data[cut:])
+            assert fast.outcome() == whole.outcome(), cut

@@ -9,7 +9,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.connect import connect
-from jetcapture_py.wire import Inbox
+from jetcapture_py.received import Inbox
 
 _BATCH = 10_000
 
@@ -55,9 +55,7 @@ async def read_stream(url: str, stream: str) -> list[Stored]:
                 arrived.clear()
                 await asyncio.wait_for(arrived.wait(), 10)
                 rows = inbox.take(1 << 30)
-                for name, reply, block, payload in zip(
-                    rows.subjects, rows.replies, rows.headers, rows.payloads, strict=True
-                ):
+                for name, reply, block, payload in zip(*(each.to_pylist() for each in rows.columns()), strict=True):
                     lines = tuple(block.decode().split("\r\n")[1:-2]) if block else ()
                     found.append(Stored(int(reply.split(b".")[5]), name.decode(), lines, payload))
         await jetstream.delete_consumer(stream, "test-reader")

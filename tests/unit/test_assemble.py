@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jetcapture_py import layout
 from jetcapture_py.assemble import Assembled, assemble, binary_array, parse_headers
 from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.wire import Received
+from jetcapture_py.received import Received
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NANOSECONDS = 1_700_000_000_123_456_789
@@ -29,7 +29,7 @@ def assembled(*replies: bytes, headers: bytes = b"", subject: bytes = b"s.t") ->
     return assemble(
         "S",
         "C",
-        Received(
+        Received.of(
             subjects=[subject] * count,
             replies=list(replies),
             headers=[headers] * count,
@@ -43,7 +43,7 @@ def column(result: Assembled, name: str) -> list[Any]:
 
 
 def with_headers(*blocks: bytes) -> Assembled:
-    received = Received(
+    received = Received.of(
         subjects=[b"s"] * len(blocks),
         replies=[ack(i) for i in range(len(blocks))],
         headers=list(blocks),
@@ -172,7 +172,7 @@ def test_subjects_keep_their_unicode() -> None:
 
 
 def test_a_subject_that_is_not_utf8_fails_its_message_only() -> None:
-    received = Received(
+    received = Received.of(
         subjects=[b"good", b"bad.\xff\x80", "größe".encode()],
         replies=[ack(1), ack(2), ack(3)],
         headers=[b"", b"", b""],
@@ -186,7 +186,7 @@ def test_a_subject_that_is_not_utf8_fails_its_message_only() -> None:
 
 def test_a_message_with_bad_subject_and_bad_headers_fails_once_and_keeps_its_raw_headers() -> None:
     block = b"NATS/1.0\r\nbad\r\n\r\n"
-    received = Received(subjects=[b"\xff"], replies=[ack(1)], headers=[block], payloads=[b""])
+    received = Received.of(subjects=[b"\xff"], replies=[ack(1)], headers=[block], payloads=[b""])
     result = assemble("S", "C", received)
     assert [failure.index for failure in result.failures] == [0]
     assert result.raw_headers == {0: block}

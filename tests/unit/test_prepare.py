@@ -13,8 +13,8 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.decode import InferringJsonDecoder, RawDecoder
 from jetcapture_py.prepare import Prepared, Preparer, one_line
+from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, TemplateKey
-from jetcapture_py.wire import Received
 
 NOTHING = pa.RecordBatch.from_arrays([], names=[])
 SECOND = 1_000_000_000
@@ -32,7 +32,7 @@ class Sent:
 
 
 def received(*messages: Sent) -> Received:
-    return Received(
+    return Received.of(
         subjects=[message.subject for message in messages],
         replies=[
             f"$JS.ACK.S.C.{message.delivered}.{seq}.1.{message.seconds * SECOND}.0".encode()
@@ -334,7 +334,9 @@ def test_a_message_in_quarantine_lies_in_the_bucket_of_its_time_without_a_key() 
 
 def test_redelivered_messages_are_counted_and_strays_left_out() -> None:
     messages = received(Sent(delivered=1), Sent(delivered=2), Sent(b"x", delivered=9), Sent())
-    messages.replies[3] = b"from.somebody"
+    columns = [column.to_pylist() for column in messages.columns()]
+    columns[1][3] = b"from.somebody"
+    messages = Received.of(*columns)
     preparer = Preparer(
         stream="S", consumer="C", decoder=RawDecoder(), key=TemplateKey(""), interval=900, keep_payload=True
     )

@@ -26,7 +26,9 @@ from jetcapture_py.publish_frames import (
     unusual_subjects,
     without,
 )
-from jetcapture_py.wire import Connection, Inbox
+from jetcapture_py.received import Inbox
+from jetcapture_py.wire import Connection
+from tests.unit.test_wire import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=6)
@@ -196,9 +198,10 @@ def test_messages_without_a_reply_arrive_whole_and_in_order(data: bytes, cuts: l
     feed(fast._ps, chunks)
     feed(Parser(stock), chunks)
     rows = fast.acks.take(1 << 40)
-    assert all(reply == b"" for reply in rows.replies)
-    if rows.subjects:
-        fast.seen[ACKS] = list(zip(rows.subjects, rows.headers, rows.payloads, strict=True))
+    found = messages_in(rows)
+    assert all(reply == b"" for _, reply, _, _ in found)
+    if found:
+        fast.seen[ACKS] = [(subject, headers, payload) for subject, _, headers, payload in found]
     assert fast.seen == stock.seen
     assert fast.acks.total == len(rows)
 

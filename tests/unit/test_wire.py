@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
-from jetcapture_py.wire import OBJECT_OVERHEAD, Connection, FrameParser, Inbox, Received, supported
+from jetcapture_py import wire
+from jetcapture_py.received import MESSAGE_OVERHEAD, Inbox, Received
+from jetcapture_py.wire import Connection, FrameParser, supported
 from tests.support.nats_server import NatsServer
 
 REGISTERED = (1, 2, 17)
@@ -27,6 +30,11 @@ def finish(work: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise AssertionError("the parser waited")
+
+
+def messages_in(received: Received) -> list[Message]:
+    """What was received, message by message."""
+    return list(zip(*(column.to_pylist() for column in received.columns()), strict=True))
 
 
 class Fast(Connection):
@@ -51,7 +59,7 @@ class Fast(Connection):
 
     def _collect(self, sid: int) -> None:
         taken = self.inboxes[sid].take(1 << 40)
-        self.seen[sid] += zip(taken.subjects, taken.replies, taken.headers, taken.payloads, strict=True)
+        self.seen[sid] += messages_in(taken)
 
     def outcome(self) -> tuple[dict[int, list[Message]], list[Any]]:
         for sid in REGISTERED:
@@ -107,10 +115,25 @@ class Stock:
 
 
 def outcomes(*chunks: bytes) -> tuple[Any, Any]:
-    fast, stock = Fast(), Stock()
-    fast.feed(*chunks)
+    """What the parser makes of this, always looking at many frames together and never, and what the stock one does."""
+    stock = Stock()
     stock.feed(*chunks)
-    return fast.outcome(), stock.outcome()
+    found = []
+    for many in (1, 1 << 40):
+        with looking_at(many):
+            fast = Fast()
+            fast.feed(*chunks)
+            found.append(fast.outcome())
+    assert found[0] == found[1]
+    return found[0], stock.outcome()
+
+
+@contextmanager
+def looking_at(many: int) -> Iterator[None]:
+    """Have parsers look at frames together from so many on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "MANY", many)
+        yield
 
 
 def frame(sid: int, subject: bytes, payload: bytes, reply: bytes = b"", headers: bytes = b"") -> bytes:
@@ -217,7 +240,7 @@ def test_any_stream_byte_by_byte_gives_what_the_stock_parser_gives(data: bytes) 
 
 
 @pytest.mark.parametrize(("sid", "reply"), [(1, ACK), (1, b""), (3, b"r")])
-def test_a_large_payload_is_joined_once_when_it_is_whole(sid: int, reply: bytes) -> None:
+def test_a_large_payload_is_looked_at_once_when_it_is_whole(sid: int, reply: bytes) -> None:
     payload = bytes(range(256)) * 8192
     data = frame(sid, b"big", payload, reply, HEADERS) + frame(1, b"next", b"n", ACK)
     size = 1 << 15
@@ -225,17 +248,23 @@ def test_a_large_payload_is_joined_once_when_it_is_whole(sid: int, reply: bytes)
     fast = Fast()
     parser = fast._ps
     assert isinstance(parser, FrameParser)
-    fast.feed(chunks[0])
-    for count, chunk in enumerate(chunks[1:-1], 2):
+    looked: list[int] = []
+    take = parser._take
+
+    def watched() -> bytes:
+        looked.append(parser._stop)
+        return take()
+
+    parser._take = watched  # type: ignore[method-assign]
+    for chunk in chunks[:-1]:
         fast.feed(chunk)
-        assert len(parser._parts) == count
-        assert parser._parts[-1] is chunk
+    assert len(looked) == 1
     fast.feed(chunks[-1])
     seen, _ = fast.outcome()
     status = sid == 1 and not reply
     assert seen[sid][0] == (b"big", reply, HEADERS, b"" if status else payload)
     assert seen[1][-1] == (b"next", ACK, b"", b"n")
-    assert parser._buffered == 0
+    assert parser._start == parser._stop
 
 
 def test_reset_drops_the_tail_of_the_old_connection() -> None:
@@ -338,18 +367,18 @@ async def endless(fast: Fast) -> None:
         ).map(b"".join),
     ),
     st.lists(st.integers(0, 1 << 16), max_size=4),
+    st.sampled_from([1, 64]),
 )
-@example(b"-ERR \r\n", [])
-def test_no_bytes_make_the_parser_raise_anything_but_a_protocol_error(data: bytes, cuts: list[int]) -> None:
+@example(b"-ERR \r\n", [], 64)
+def test_no_bytes_make_the_parser_raise_anything_but_a_protocol_error(data: bytes, cuts: list[int], many: int) -> None:
     fast = Fast()
-    try:
+    with looking_at(many), suppress(ProtocolError):
         for part in parts(data, cuts):
             fast.feed(part)
-    except ProtocolError:
-        pass
     rows = {sid: inbox.rows for sid, inbox in fast.inboxes.items()}
     for sid, inbox in fast.inboxes.items():
-        assert inbox.total_bytes >= rows[sid].size == sum(map(len, rows[sid].headers + rows[sid].payloads))
+        held = messages_in(rows[sid])
+        assert inbox.total_bytes >= rows[sid].size == sum(len(headers + payload) for _, _, headers, payload in held)
 
 
 def damaged(data: bytes, damages: Sequence[tuple[int, bytes]]) -> bytes:
@@ -382,16 +411,17 @@ def test_taking_in_parts_keeps_order_and_totals(sizes: list[int], memory: int) -
     inbox = Inbox(lambda: heard.append(inbox.total))
     given_ = [row(number, size) for number, size in enumerate(sizes)]
     for subject, reply, headers, payload in given_:
-        inbox.accept(subject, reply, payload, headers)
+        inbox.accept(1, subject, reply, payload, headers)
     total = sum(len(headers) + len(payload) for _, _, headers, payload in given_)
     assert (inbox.total, inbox.total_bytes, inbox.rows.size) == (len(sizes), total, total)
     taken: list[Message] = []
     while len(inbox.rows):
         part = inbox.take(memory)
         assert len(part)
-        assert part.size == sum(map(len, part.headers)) + sum(map(len, part.payloads))
-        assert part.memory == part.size + len(part) * OBJECT_OVERHEAD
-        taken += zip(part.subjects, part.replies, part.headers, part.payloads, strict=True)
+        found = messages_in(part)
+        assert part.size == sum(len(headers + payload) for _, _, headers, payload in found)
+        assert part.memory == part.size + len(part) * MESSAGE_OVERHEAD
+        taken += found
     assert taken == given_
     assert (inbox.total, inbox.total_bytes, inbox.rows.size) == (len(sizes), total, 0)
     assert heard == list(range(1, len(sizes) + 1))
@@ -400,20 +430,36 @@ def test_taking_in_parts_keeps_order_and_totals(sizes: list[int], memory: int) -
 def test_taking_of_like_messages_stays_within_the_memory_asked_for() -> None:
     inbox = Inbox(lambda: None)
     for number in range(100):
-        inbox.accept(b"s", b"r%d" % number, b"x" * 680, b"")
+        inbox.accept(1, b"s", b"r%d" % number, b"x" * 808, b"")
     assert len(inbox.take(10_000)) == 10
-    assert inbox.rows.replies[0] == b"r10"
+    assert inbox.rows.replies[0].as_py() == b"r10"
     assert len(inbox.take(1 << 30)) == 90
     assert not len(inbox.take(1 << 30))
 
 
-def test_received_extends_column_by_column() -> None:
-    received, inbox = Received(), Inbox(lambda: None)
-    for number in range(3):
-        inbox.accept(*(row(number, 5)[i] for i in (0, 1, 3, 2)))
-        received.extend(inbox.take(1 << 20))
-    assert received.replies == [b"r0", b"r1", b"r2"]
-    assert received.size == 15 + 0 + 1 + 2
+def test_messages_of_several_subscriptions_come_in_their_order_and_are_counted_apart() -> None:
+    connection = Fast()
+    inbox = Inbox(lambda: None)
+    for sid in (5, 6):
+        connection.register(sid, inbox)
+    sids = [5, 6, 6, 5, 5] * 30
+    with looking_at(10):
+        connection.feed(b"".join(frame(sid, b"s%d" % number, b"xy", ACK) for number, sid in enumerate(sids)))
+    assert dict(inbox.by_sid) == {5: (90, 180), 6: (60, 120)}
+    assert [subject for subject, _, _, _ in messages_in(inbox.take(1 << 20))] == [b"s%d" % n for n in range(150)]
+
+
+def test_a_run_ends_with_its_piece_of_memory() -> None:
+    connection = Fast()
+    number = 0
+    while len(connection.inboxes[1].rows.parts) < 2:
+        connection.feed(frame(1, b"s%d" % number, b"x" * 100_000, ACK))
+        number += 1
+    inbox = connection.inboxes[1]
+    assert inbox.rows.last_reply() == ACK
+    first = messages_in(inbox.take_run(1 << 30))
+    assert 1 < len(first) < number
+    assert [m[0] for m in first + messages_in(inbox.take(1 << 30))] == [b"s%d" % each for each in range(number)]
 
 
 # ------------------------------------------------------------------ with a server
@@ -475,7 +521,7 @@ async def exchange(url: str, *, fast: bool) -> tuple[list[Message], list[tuple[b
     taken = inbox.take(1 << 30)
     assert inbox.total == len(taken) == 5
     assert inbox.total_bytes == taken.size
-    return list(zip(taken.subjects, taken.replies, taken.headers, taken.payloads, strict=True)), statuses
+    return messages_in(taken), statuses
 
 
 def test_a_real_server_is_heard_alike_on_the_fast_and_on_the_slow_path(nats_server: Callable[..., NatsServer]) -> None:
