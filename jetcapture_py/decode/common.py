@@ -54,7 +54,7 @@ def show(value: object) -> str:
 
 
 def payloads_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-    """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8 or empty.
+    """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8.
 
     msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
     """
@@ -69,8 +69,6 @@ def payloads_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
                 payload.decode()
             except UnicodeDecodeError as error:
                 failures[index] = failure(index, f"invalid UTF-8 (byte {error.start})")
-    if b"" in payloads:
-        failures |= {i: failure(i, "the payload is empty") for i, payload in enumerate(payloads) if not payload}
     return payloads, failures
 
 
@@ -87,7 +85,8 @@ def decode_each(
         try:
             rows.extend(decoded)  # keeps what came before an exception
         except REFUSALS as error:
-            failures.setdefault(len(rows), failure(len(rows), error))
+            index = len(rows)
+            failures.setdefault(index, failure(index, error if payloads[index] else "the payload is empty"))
             rows.append(None)
         else:
             return rows

@@ -276,7 +276,23 @@ BROKEN = (
     b'{"a": 1}\n{"a": 2}',
     b'{"z": "\xff"}',
     b"\0",
+    b" \n",
+    b'{"a": 1},{"a": 2}',
+    b'{"a": 1},',
+    b'{"a": [1',
+    b"1], [2",
+    b"2]}",
+    b'{"z": "',
+    b'"}',
+    b'{"z": "\n"}',
+    b'{"z": NaN}',
+    b'{"z": "\\ud800"}',
+    b'{"z": %b' % (b"[" * 5000),
+    b'{"z": %b%b}' % (b"[" * 5000, b"]" * 5000),
+    b"/*",
+    b"*/ {}",
 )
+"""Not one is an object in JSON, though some would be with what comes before or after them."""
 
 
 @st.composite

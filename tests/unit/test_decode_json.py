@@ -44,6 +44,18 @@ def test_a_batch_of_nothing_but_failures_still_has_its_columns() -> None:
     assert outcomes(decoded, 3) == [None, None, None]
 
 
+def test_a_failure_says_what_is_wrong_with_its_own_payload() -> None:
+    sent = batch_of([b'{"id": 1}', b"", None, b'{"z": "\xff"}', b"\xff", b'{"id": 2}'])
+    decoded = JsonDecoder({"id": Declared("int64")}).decode(sent)
+    assert {failure.index: failure.error for failure in decoded.failures} == {
+        1: "the payload is empty",
+        2: "the payload is empty",
+        3: "invalid UTF-8 (byte 7)",
+        4: "invalid UTF-8 (byte 0)",
+    }
+    assert decoded.messages.to_pylist() == [0, 5]
+
+
 def test_an_empty_batch_gives_no_rows() -> None:
     assert decode({"id": Declared("int64"), "l": Declared("list<struct<a: date>>")}) == []
 
