@@ -2,19 +2,22 @@
 
     python -m benchmarks.startup [--rounds 10]
 
-Prints the median of each, with its range, and the libraries that a local run has loaded by its end.
+Prints the median of each, with its range; the CPU seconds, too, those of `run` until it has ended; and the libraries
+that a local run has loaded by then. As in an installation, no module has to be compiled.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nats
@@ -31,23 +34,38 @@ except SystemExit as ended:
     assert not ended.code, ended.code
 print(*sorted({name.partition(".")[0] for name, module in sys.modules.items() if module is not None}))
 """
-"""A run of the command that tells which top-level modules it has loaded."""
+"""A command that tells which top-level modules it has loaded."""
 
 
-def modules(command: Command) -> set[str]:
-    """The top-level modules that a run of `command` until caught up has loaded."""
-    arguments = [sys.executable, "-c", MODULES, "run", str(command.path), "--until-caught-up"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+def modules(*arguments: str) -> set[str]:
+    """The top-level modules that `jetcapture` with these arguments has loaded by its end."""
+    done = subprocess.run([sys.executable, "-c", MODULES, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
-def helped() -> float:
+def compiled(directory: Path) -> dict[str, str]:
+    """The environment in which compiled modules are kept in `directory`."""
+    return {"PYTHONPYCACHEPREFIX": str(directory), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def helped(environment: Mapping[str, str]) -> float:
     """Seconds that the help text takes."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "jetcapture_py", "--help"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "jetcapture_py", "--help"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
     return time.perf_counter() - began
+
+
+def cpu() -> float:
+    """CPU seconds of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def pulled(url: str, command: Command) -> float:
@@ -77,16 +95,22 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
         asyncio.run(publish(server.url, [("orders.new", b"{}", None)]))
-        helps, pulls = [], []
-        with Command(Path(directory), settings(server.url, Path(directory, "archive"))) as command:
-            for _ in range(options.rounds):
-                helps.append(helped())
-                pulls.append(asyncio.run(pulled(server.url, command)))
+        environment = compiled(Path(directory, "compiled"))
+        figures: list[tuple[float, ...]] = []
+        configuration = settings(server.url, Path(directory, "archive"))
+        with Command(Path(directory), configuration, environment=environment) as command:
+            for _ in range(options.rounds + 1):
+                before = cpu()
+                help_seconds, between = helped(environment), cpu()
+                figures.append(
+                    (help_seconds, between - before, asyncio.run(pulled(server.url, command)), cpu() - between)
+                )
         unread = settings(server.url, Path(directory, "archive"), source={"consumer": "modules"})
         with Command(Path(directory), unread, "modules") as command:
-            found = modules(command)
-    print(told("jetcapture --help", helps))
-    print(told("jetcapture run, first pull", pulls))
+            found = modules("run", str(command.path), "--until-caught-up")
+    names = ("jetcapture --help", "its CPU", "jetcapture run, first pull", "its CPU, stopped")
+    for name, seconds in zip(names, zip(*figures[1:], strict=True), strict=True):  # the first round compiles
+        print(told(name, seconds))
     libraries = sorted(name for name in found if name not in sys.stdlib_module_names and not name.startswith("_"))
     print(f"{len(libraries)} libraries: {', '.join(libraries)}")
 

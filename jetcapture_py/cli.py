@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from importlib import import_module, util
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +36,8 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"jetcapture {version('jetcapture')}")
         raise typer.Exit
 
@@ -63,10 +63,12 @@ def run(
     from jetcapture_py import lean
 
     lean.with_the_systems_allocator()
-    from jetcapture_py import daemon, log
+    from jetcapture_py import log, quick
     from jetcapture_py.config import load
 
     settings = load(config)
+    with quick.imports(settings):
+        from jetcapture_py import daemon
     log.setup(settings.log.format, settings.log.level)
     raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up))
 
@@ -78,10 +80,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="As one line of JSON.")] = False,
 ) -> None:
     """Show how a capture stands: lag, pending, unacknowledged against its limit, watermark, what was stored last."""
-    from jetcapture_py import status_output
+    from jetcapture_py import quick
     from jetcapture_py.config import load
 
-    raise typer.Exit(status_output.run(load(config), watch=watch, as_json=as_json))
+    settings = load(config)
+    with quick.imports(settings):
+        from jetcapture_py import status_output
+    raise typer.Exit(status_output.run(settings, watch=watch, as_json=as_json))
 
 
 @app.command()
@@ -96,10 +101,12 @@ def verify(
     ] = False,
 ) -> None:
     """Prove that everything acknowledged is in the archive; exit code 1 if it is not."""
-    from jetcapture_py import log, verify_report
+    from jetcapture_py import log, quick
     from jetcapture_py.config import load
 
     settings = load(config)
+    with quick.imports(settings):
+        from jetcapture_py import verify_report
     log.setup(settings.log.format, "error")
     raise typer.Exit(verify_report.run(settings, deep=deep, as_json=as_json, strict=strict))
 
@@ -107,6 +114,8 @@ def verify(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
+    import json
+
     from jetcapture_py.config import schema as config_schema
 
     typer.echo(json.dumps(config_schema(), indent=2))
@@ -150,6 +159,8 @@ def _job(name: str, description: str) -> None:
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def run_job(context: typer.Context) -> None:
+        from importlib import util
+
         missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")

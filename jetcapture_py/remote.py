@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
@@ -71,6 +70,8 @@ def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecStore:
     """The store for `scheme://root`. Raises `ConfigError` when its package is missing or refuses the options."""
+    import fsspec  # what stores locally goes without it
+
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
@@ -194,6 +195,8 @@ class FsspecStore:
             return self.fs is not refused
 
     def _open(self, resolved: Mapping[str, Any]) -> Any:
+        import fsspec
+
         options: dict[str, Any] = {"skip_instance_cache": True, **resolved}
         extra, timeouts = EXTRAS.get(self.scheme), [CONNECT_TIMEOUT, READ_TIMEOUT]
         if extra == "azure":

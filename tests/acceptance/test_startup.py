@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from benchmarks.startup import modules
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, publish, rows, settings
 
-ELSEWHERE = {"adlfs", "aiobotocore", "azure", "boto3", "botocore", "pandas", "pyspark", "s3fs"}
+ELSEWHERE = {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "fsspec", "pandas", "pyspark", "s3fs"}
 """What Spark, S3 and Azure need."""
+WORKING = {"fsspec", "nats", "numpy", "prometheus_client", "pyarrow", "rich", "yaml"}
+"""What commands need to work, and not to tell what they are; pydantic may be typer's."""
 DECODER = """
 import pandas as pd
 import pyarrow as pa
@@ -27,6 +30,13 @@ class Numbers:
         texts = pd.Series(batch.column(layout.PAYLOAD).to_pylist())
         numbers = pa.array(pd.to_numeric(texts.str.decode("utf-8"), errors="coerce"))
         return Decoded(fields=pa.RecordBatch.from_pydict({"n": numbers}))
+"""
+KEY = """
+import aiohttp, fsspec
+import pyarrow as pa
+
+def key(batch, fields):
+    return pa.array([aiohttp.ClientSession.__name__] * len(batch))
 """
 
 
@@ -46,10 +56,34 @@ def test_a_local_run_loads_nothing_of_spark_or_of_object_storage(
 ) -> None:
     assert all(importlib.util.find_spec(name) for name in ELSEWHERE), "only what is installed can be loaded in vain"
     with Command(tmp_path, settings(server.url, tmp_path / "archive", decode=decode)) as command:
-        loaded = modules(command)
+        loaded = modules("run", str(command.path), "--until-caught-up")
     assert len(rows(tmp_path / "archive")) == 100
     assert "pyarrow" in loaded
     assert loaded & ELSEWHERE == set()
+
+
+def test_help_loads_nothing_of_what_it_tells_about() -> None:
+    for command in ([], ["run"], ["verify"], ["spark"]):
+        assert modules(*command, "--help") & (WORKING | ELSEWHERE) == set()
+
+
+def test_a_websocket_is_still_one(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = nats_server(f"websocket {{ host: 127.0.0.1, port: {port}, no_tls: true }}")
+    asyncio.run(publish(server.url, [("orders.new", b"{}", None) for _ in range(100)]))
+    with Command(tmp_path, settings(f"ws://127.0.0.1:{port}", tmp_path / "archive")) as command:
+        assert command.start("--until-caught-up").wait() == 0, command.log
+    assert len(rows(tmp_path / "archive")) == 100
+
+
+def test_code_of_the_users_own_may_use_what_was_left_out(server: NatsServer, tmp_path: Path) -> None:
+    (tmp_path / "key_of.py").write_text(KEY)
+    configuration = settings(server.url, tmp_path / "archive", key="key_of:key")
+    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
+        assert command.start("--until-caught-up").wait() == 0, command.log
+    assert {row["key"] for row in rows(tmp_path / "archive")} == {"ClientSession"}
 
 
 def test_a_decoder_of_the_users_own_may_use_pandas(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
