@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, Failure, MessageBatch
-from jetcapture_py.received import Received
+from jetcapture_py.received import Received, between, text_of
 
 _VERSION = b"NATS/1.0\r\n"
 _MOST_DELIVERED = (1 << 31) - 1
-_PREFIX = b"$JS.ACK."
 _SHORT, _LONG = 9, 11
 """Tokens of an ack subject: nine, or eleven and more with domain and account hash in front of the stream (ADR-15)."""
 
@@ -82,35 +82,37 @@ def _ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[N
 
     `$JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]`
     """
-    tokens = pc.split_pattern(replies, ".")
-    counts = np.diff(tokens.offsets.to_numpy())
-    width = int(counts[0]) if len(counts) else _SHORT
-    if (counts == width).all() and (width == _SHORT or width >= _LONG):
-        flat = tokens.values
-        base = 0 if width == _SHORT else 2
-        try:
-            places = np.arange(len(counts)) * width + base
-            names = flat.take(pa.array(places + 2)), flat.take(pa.array(places + 3))
-            ours = (
-                pc.starts_with(replies, _PREFIX),
-                pc.equal(names[0], stream.encode()),
-                pc.equal(names[1], consumer.encode()),
-            )
-            if all(pc.all(each).as_py() for each in ours):
-                return _numbers(flat, places), None
-        except (pa.ArrowInvalid, ValueError):
-            pass
-    return _checked_numbers(replies.to_pylist(), stream.encode(), consumer.encode())
+    numbers = None
+    with contextlib.suppress(pa.ArrowInvalid):
+        numbers = _alike(replies, stream, consumer) if len(replies) else None
+    return (numbers, None) if numbers else _checked_numbers(replies.to_pylist(), stream.encode(), consumer.encode())
 
 
-def _numbers(flat: pa.BinaryArray, places: Any) -> Numbers:
-    def column(token: int) -> Any:
-        texts = flat.take(pa.array(places + token)).cast(pa.string())
-        if not pc.all(pc.ascii_is_decimal(texts)).as_py():
-            raise ValueError("signs and hexadecimal digits, which Arrow reads, are not the server's")
-        return texts.cast(pa.int64()).to_numpy()
-
-    return column(4), column(5), column(7)
+def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | None:
+    """The numbers, if all begin like the first, which is right, and have as many tokens; else nothing is known."""
+    tokens = replies[0].as_py().split(b".")
+    base = 2 if len(tokens) == _SHORT else 4
+    if len(tokens) != _SHORT and len(tokens) < _LONG:
+        return None
+    if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream.encode(), consumer.encode()]:
+        return None
+    head, dots = b".".join(tokens[: base + 2]) + b".", len(tokens) - 1
+    if not pc.all(pc.starts_with(replies, head)).as_py():
+        return None
+    edges, text = text_of(replies)
+    found = np.flatnonzero(text[edges[0] : edges[-1]] == ord(".")) + edges[0]
+    if len(found) != dots * len(replies):
+        return None
+    ends = found.reshape(-1, dots)
+    if (ends[:, 0] < edges[:-1]).any() or (ends[:, -1] >= edges[1:]).any():
+        return None
+    numbers = []
+    for token in (base + 2, base + 3, base + 5):
+        texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
+        if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # signs and hexadecimal digits are not the server's
+            return None
+        numbers.append(texts.cast(pa.int64()).to_numpy())
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tuple[Numbers, list[int]]:

@@ -46,11 +46,25 @@ class Part:
         return [elements.take(pa.array(first + place)) for place in which]
 
 
+def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
+    """Where in a text, which is the second, each value begins, and the last one ends."""
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    return edges, np.frombuffer(data or b"", np.uint8)
+
+
 def contents(array: pa.BinaryArray) -> bytes:
     """All the values, one behind the other."""
-    _, offsets, data = array.buffers()
-    first, last = np.frombuffer(offsets, np.int32)[[array.offset, array.offset + len(array)]].tolist()
-    return bytes(data[first:last]) if last > first else b""
+    edges, text = text_of(array)
+    return bytes(text[edges[0] : edges[-1]])
+
+
+def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
+    """What lies in a text between these places, which only grow; copies."""
+    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), 2 * len(starts), buffers).take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
 @dataclass(slots=True)

@@ -179,14 +179,15 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
     keys = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
     encoded = keys.dictionary_encode(null_encoding="encode")
     names = encoded.dictionary.to_pylist()
-    bucket_values, bucket_codes = np.unique(starts, return_inverse=True)
+    one = (starts == starts[0]).all()
+    bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    codes = codes * len(bucket_values) + bucket_codes
+    codes = (codes * len(bucket_values) + bucket_codes).astype(np.min_scalar_type(len(names) * len(bucket_values)))
     if (codes[1:] < codes[:-1]).any():
-        order = np.argsort(codes, kind="stable")
+        order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
         codes = codes[order]
         rows = rows.take(pa.array(order))
-    edges = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    edges = np.flatnonzero(np.diff(codes.astype(np.int64), prepend=-1)).tolist()
     runs = [
         Run(
             key=names[int(codes[start]) // len(bucket_values)],

@@ -17,22 +17,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
-from nats.aio.transport import TcpTransport
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
+from jetcapture_py import transport
 from jetcapture_py.denials import Denials
-from jetcapture_py.received import PLACES, Inbox
+from jetcapture_py.received import PLACES, Inbox, between, text_of
+from jetcapture_py.transport import Memory, Transport
 
 Hook = Callable[[], Awaitable[None]]
 
-SEGMENT = 4 << 20
-"""Bytes of the memory into which frames are received; messages are places in it until they become columns."""
-READ = 1 << 20
-"""Most bytes taken from the socket's reader at once, and half of what waits there before reading is paused."""
 MANY = 64
 """Frames from which on it pays to look at them together..."""
 LARGE = 2048
@@ -40,14 +36,6 @@ LARGE = 2048
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
 _MOST_DIGITS_TOGETHER = 9
-
-
-class _Transport(TcpTransport):
-    """nats-py's, reading more at once: what comes in small pieces costs a turn of the event loop each."""
-
-    async def read(self, buffer_size: int) -> bytes:
-        data: bytes = await super().read(max(buffer_size, READ))
-        return data
 
 
 class Connection(Client):
@@ -99,8 +87,8 @@ class Connection(Client):
             await super()._connect_to_server(s)
         else:
             s.last_attempt = time.monotonic()
-            self._transport = _Transport()  # type: ignore[no-untyped-call]
-            await self._transport.connect(s.uri, READ, self.options["connect_timeout"])
+            self._transport = Transport()
+            await self._transport.connect(s.uri, transport.READ, self.options["connect_timeout"])
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
         """The answer to a request. Raises as nats-py's `request` does, and `DeniedError` at once."""
@@ -125,15 +113,15 @@ def supported() -> bool:
         and list(inspect.signature(Parser.reset).parameters) == ["self"]
         and list(inspect.signature(Client._process_msg).parameters)[1:]
         == ["sid", "subject", "reply", "data", "headers"]
+        and transport.supported()
     )
 
 
 class FrameParser(Parser):
     """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time.
 
-    What the socket gives is put into a segment of memory, one piece behind the other, and never moved again but for
-    an incomplete frame at a segment's end; frames become places in it. Where many frames lie there, their places are
-    found together (`_many`), else one by one (`_few`); both find the same.
+    What the socket gives lies in a `Memory`, and frames become places in it. Where many of them lie there, their places
+    are found together (`_many`), else one by one (`_few`); both find the same.
     """
 
     nc: Connection
@@ -146,35 +134,28 @@ class FrameParser(Parser):
         """Forget what was buffered: the connection it came from is gone."""
         super().reset()
         self._epoch += 1
-        self._segment = bytearray()
-        self._start = self._stop = 0  # of what is not parsed yet
-        self._needed = 0
+        self._memory = Memory()
         self._typical = 0  # bytes of a frame
 
-    async def parse(self, data: bytes = b"") -> None:
+    async def parse(self, data: bytes | Memory = b"") -> None:
         """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
-        self._append(data)
-        if self._stop - self._start < self._needed:
+        if isinstance(data, Memory):
+            self._memory = data
+        else:
+            self._memory.append(data)
+        memory = self._memory
+        if len(memory) < memory.needed:
             return  # a large payload is still arriving: look at nothing until it is whole
         epoch = self._epoch
-        while self._start < self._stop:
-            frame = self._take()
+        while len(memory):
+            frame = self._take(memory)
             if not frame:
                 break
             await self._delegate(frame)
             if self._epoch != epoch:
                 return  # that frame ended the connection
-        if self._stop - self._start > _MAX_CONTROL_LINE and not self._needed:
+        if len(memory) > _MAX_CONTROL_LINE and not memory.needed:
             raise ProtocolError
-
-    def _append(self, data: bytes) -> None:
-        if self._stop + len(data) > len(self._segment):
-            tail = self._segment[self._start : self._stop]
-            self._segment = bytearray(max(SEGMENT, self._needed, len(tail) + len(data)))
-            self._segment[: len(tail)] = tail
-            self._start, self._stop = 0, len(tail)
-        self._segment[self._stop : self._stop + len(data)] = data  # the same length: nothing moves
-        self._stop += len(data)
 
     async def _delegate(self, frame: bytes) -> None:
         epoch = self._epoch
@@ -188,19 +169,19 @@ class FrameParser(Parser):
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
             raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
 
-    def _take(self) -> bytes:
+    def _take(self, memory: Memory) -> bytes:
         """Take frames up to one that is not ours, which is returned; b"" when there is no further whole one."""
-        self._needed = 0
+        memory.needed = 0
         while True:
-            if self._typical < LARGE and self._stop - self._start >= MANY * self._typical:
-                self._many()
-            taken, frame = self._few()
+            if self._typical < LARGE and len(memory) >= MANY * self._typical:
+                self._many(memory)
+            taken, frame = self._few(memory)
             if frame or taken < MANY:
                 return frame
 
-    def _few(self) -> tuple[int, bytes]:
+    def _few(self, memory: Memory) -> tuple[int, bytes]:
         """Take up to `MANY` frames one by one, up to one that is not ours: how many, and that one if it is whole."""
-        segment, position, stop = self._segment, self._start, self._stop
+        segment, position, stop = memory.segment, memory.start, memory.stop
         found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
         taken, frame = 0, b""
         while position < stop and taken < MANY:
@@ -223,13 +204,13 @@ class FrameParser(Parser):
             if sid is None or not 0 <= headers_size <= end - start:
                 length = _frame_length(line, position, start)
                 if position + length > stop:
-                    self._needed = length
+                    memory.needed = length
                 else:
                     frame = bytes(segment[position : position + length])
                     position += length
                 break
             if end + 2 > stop:
-                self._needed = end + 2 - position
+                memory.needed = end + 2 - position
                 break
             subject = position + len(args[0]) + 1
             behind = subject + len(args[1])
@@ -240,10 +221,10 @@ class FrameParser(Parser):
             position = end + 2
             taken += 1
         if taken:
-            self._typical = (position - len(frame) - self._start) // taken
-        self._start = position
-        for inbox, places in found.items():
-            rows = np.array(places, np.int64)
+            self._typical = (position - len(frame) - memory.start) // taken
+        memory.start = position
+        for inbox, rows_of_it in found.items():
+            rows = np.array(rows_of_it, np.int64)
             inbox.add(segment, rows[:, :-1].astype(np.int32), rows[:, -1])
         return taken, frame
 
@@ -253,16 +234,16 @@ class FrameParser(Parser):
         inbox = self.nc.inboxes.get(sid)
         return None if inbox is None or b"%d" % sid != text or (bare and inbox.statuses) else sid
 
-    def _many(self) -> None:
+    def _many(self, memory: Memory) -> None:
         """Take frames, all at once, up to the first that is not whole, not ours, or out of the ordinary.
 
         Wherever a line seems to start a message, it is read as if it did. A message's length leads from its line to
         the next: as long as they follow one another without a gap from the first on, which is known to start a frame,
         each is one, whatever the payloads hold.
         """
-        base = self._start
-        region = np.frombuffer(self._segment, np.uint8, self._stop - base, base)
-        returns = np.flatnonzero(region == _RETURN)
+        base = memory.start
+        region = np.frombuffer(memory.segment, np.uint8, len(memory), base)
+        returns = _places(region == _RETURN)
         if len(returns) < MANY:
             return
         behind = returns[:-1] + 2
@@ -270,7 +251,7 @@ class FrameParser(Parser):
         starting = np.flatnonzero(((initial == _M) | (initial == _H)) & (behind <= returns[1:]))
         starts = np.concatenate(([0], behind[starting]))
         eols = returns[np.concatenate(([0], starting + 1))]
-        lines, edges = _lines(region, starts, eols)
+        edges, lines = text_of(between(region, starts, eols))
         spaces = np.flatnonzero(lines == _SPACE)
         if not len(spaces):
             return
@@ -310,26 +291,25 @@ class FrameParser(Parser):
             )
         ):
             rows[:, place] = column[:count]
-        self._give(sids[:count], bare[:count], rows)
+        self._give(memory, sids[:count], bare[:count], rows)
 
-    def _give(self, sids: Any, bare: Any, rows: Any) -> None:
+    def _give(self, memory: Memory, sids: Any, bare: Any, rows: Any) -> None:
         """Put messages into their inboxes, up to the first that has none, or is a status."""
-        inboxes = dict.fromkeys(self.nc.inboxes.values())
-        mine = {}
-        wanted = np.zeros(len(sids), bool)
-        for inbox in inboxes:
-            mine[inbox] = np.isin(sids, [sid for sid, other in self.nc.inboxes.items() if other is inbox])
-            wanted |= mine[inbox] & ~bare if inbox.statuses else mine[inbox]
-        count = len(wanted) if wanted.all() else int(wanted.argmin())
+        mine: defaultdict[Inbox, Any] = defaultdict(lambda: np.zeros(len(sids), bool))
+        for sid, inbox in self.nc.inboxes.items():
+            mine[inbox] |= sids == sid
+        wanted = sum((places & ~bare if inbox.statuses else places) for inbox, places in mine.items())
+        count = len(sids) if np.all(wanted) else int(np.argmin(wanted))
         if not count:
             return
-        self._start, before = int(rows[count - 1, -1]) + 2, self._start
-        self._typical = (self._start - before) // count
+        memory.start, before = int(rows[count - 1, -1]) + 2, memory.start
+        self._typical = (memory.start - before) // count
         for inbox, places in mine.items():
-            if places[:count].all():
-                inbox.add(self._segment, rows[:count], sids[:count])
-            elif places[:count].any():
-                inbox.add(self._segment, rows[:count][places[:count]], sids[:count][places[:count]])
+            some = places[:count]
+            if some.all():
+                inbox.add(memory.segment, rows[:count], sids[:count])
+            elif some.any():
+                inbox.add(memory.segment, rows[:count][some], sids[:count][some])
 
 
 _RETURN, _NEWLINE, _SPACE, _H, _M = b"\r\n HM"
@@ -337,27 +317,24 @@ _WORDS = 4
 """Spaces in the control line of a message with a reply subject; headers have one more."""
 
 
-def _lines(region: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
-    """The bytes between these places, one behind the other, and where each begins, and the last ends."""
-    places = np.empty(2 * len(starts) + 1, np.int32)
-    places[:-1:2], places[1::2], places[-1] = starts, ends, ends[-1]
-    pieces = pa.Array.from_buffers(pa.binary(), 2 * len(starts), [None, pa.py_buffer(places), pa.py_buffer(region)])
-    _, edges, lines = pieces.take(pa.array(np.arange(0, 2 * len(starts), 2))).buffers()
-    return np.frombuffer(lines, np.uint8), np.frombuffer(edges, np.int32)[: len(starts) + 1].astype(np.int64)
+def _places(where: Any) -> Any:
+    """Where it is true, which must be seldom."""
+    bits = np.packbits(where)
+    some = np.flatnonzero(bits)
+    found = np.flatnonzero(np.unpackbits(bits[some]))
+    return some[found >> 3] * 8 + (found & 7)
 
 
 def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
-    """The numbers between these places, and which of them are canonical and short enough to be ones."""
+    """The numbers between these places of a text, and which of them are canonical and short enough to be ones."""
     widths = ends - starts
-    right = (widths > 0) & (widths <= _MOST_DIGITS_TOGETHER)
-    numbers = np.zeros(len(starts), np.int64)
-    for power in range(int(widths.max(initial=0, where=right))):
-        digits = text.take(ends - 1 - power, mode="clip") - np.uint8(ord("0"))
-        within = widths > power
-        right &= (digits < 10) | ~within
-        numbers += np.where(within, digits, np.uint8(0)).astype(np.int64) * 10**power
+    width = int(min(widths.max(initial=1), _MOST_DIGITS_TOGETHER))
+    places = ends[:, None] - np.arange(width, 0, -1)
+    digits = text.take(places, mode="clip") - np.uint8(ord("0"))
+    digits[places < starts[:, None]] = 0
+    right = (digits < 10).all(1) & (widths > 0) & (widths <= width)
     right &= (widths == 1) | (text.take(starts, mode="clip") != ord("0"))
-    return numbers, right
+    return digits @ 10 ** np.arange(width - 1, -1, -1), right
 
 
 def _frame_length(line: bytes, position: int, start: int) -> int:

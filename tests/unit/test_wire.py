@@ -16,6 +16,7 @@ from nats.protocol.parser import Parser
 
 from jetcapture_py import wire
 from jetcapture_py.received import MESSAGE_OVERHEAD, Inbox, Received
+from jetcapture_py.transport import Memory
 from jetcapture_py.wire import Connection, FrameParser, supported
 from tests.support.nats_server import NatsServer
 
@@ -251,9 +252,9 @@ def test_a_large_payload_is_looked_at_once_when_it_is_whole(sid: int, reply: byt
     looked: list[int] = []
     take = parser._take
 
-    def watched() -> bytes:
-        looked.append(parser._stop)
-        return take()
+    def watched(memory: Memory) -> bytes:
+        looked.append(memory.stop)
+        return take(memory)
 
     parser._take = watched  # type: ignore[method-assign]
     for chunk in chunks[:-1]:
@@ -264,7 +265,7 @@ def test_a_large_payload_is_looked_at_once_when_it_is_whole(sid: int, reply: byt
     status = sid == 1 and not reply
     assert seen[sid][0] == (b"big", reply, HEADERS, b"" if status else payload)
     assert seen[1][-1] == (b"next", ACK, b"", b"n")
-    assert parser._start == parser._stop
+    assert not len(parser._memory)
 
 
 def test_reset_drops_the_tail_of_the_old_connection() -> None:
