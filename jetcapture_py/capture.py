@@ -24,6 +24,7 @@ from jetcapture_py.errors import ConfigError, DrainError
 from jetcapture_py.gate import Gate
 from jetcapture_py.prepare import Preparer
 from jetcapture_py.received import Received
+from jetcapture_py.resident import Resident
 from jetcapture_py.retry import probe, put_all
 from jetcapture_py.route import KeyFunction, make_key
 from jetcapture_py.source import Source
@@ -78,6 +79,7 @@ class Capture:
         self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
         self.encoding = Gate(limits.memory // 8)
+        self.resident = Resident(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
         self.opened = self.draining = False
         self.watermark: Watermark | None = None
@@ -180,8 +182,7 @@ class Capture:
         try:
             return [self.encoder.encode_or_salvage(*part) for part in parts]
         finally:
-            if len(parts) < TOGETHER:  # many small blocks need little, and come often
-                self.encoder.release_memory()
+            self.resident.relieve()
 
     async def _acknowledge(self) -> None:
         """Stored blocks are acknowledged, all that are there at once. Nothing else in this program acknowledges."""
