@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -20,6 +20,7 @@ from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.block import BlockId
 from jetcapture_py.decode.unify import conform, unify
+from jetcapture_py.encodings import settings
 from jetcapture_py.log import event, one_line
 
 log = logging.getLogger("jetcapture.encode")
@@ -27,9 +28,11 @@ log = logging.getLogger("jetcapture.encode")
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
 
-_DELTA = (layout.SEQ, layout.TIMESTAMP)
+_PIECE = 64
+"""Rows that pieces of batches have on average for writing them as they lie to be cheaper than copying them together."""
+
+_STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
-_OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +65,9 @@ class Encoder:
 
     def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
-        table, duplicates = _distinct(_table(batches))
-        stream = pa.array([self.stream], pa.string()).take(pa.array(np.zeros(table.num_rows, np.int32)))
-        table = table.add_column(0, pa.field(layout.STREAM, pa.string()), stream)
+        table, duplicates = _distinct(_conformed(batches))
+        stream = pa.repeat(pa.scalar(self.stream, pa.string()), table.num_rows)
+        table = table.add_column(0, _STREAM_FIELD, stream)
         with ObjectWriter(self, block, table.schema) as writer:
             writer.write(table)
             return writer.finish(sealed_by, duplicates)
@@ -98,6 +101,8 @@ class Encoder:
 class ObjectWriter:
     """One object in the making, in memory: rows go in piece by piece, and `finish` names what they are.
 
+    How its columns are written is judged by the first piece.
+
     A context manager, because what is not finished has to be let go of.
     """
 
@@ -106,7 +111,7 @@ class ObjectWriter:
         self._block = block
         self._schema = schema
         self._sink = pa.BufferOutputStream()
-        self._file = pq.ParquetWriter(self._sink, schema, compression=encoder.compression, **_settings(schema))
+        self._file: pq.ParquetWriter | None = None
         self._seqs: list[Any] = []
         self._timestamps: list[Any] = []
         self._rows = 0
@@ -115,7 +120,8 @@ class ObjectWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     @property
     def size(self) -> int:
@@ -124,17 +130,23 @@ class ObjectWriter:
 
     def write(self, table: pa.Table) -> None:
         """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
         seqs, timestamps = _identity(table)
-        first = np.ones(len(seqs), bool)
-        first[1:] = (np.diff(seqs) != 0) | (np.diff(timestamps) != 0)
-        self._seqs.append(seqs[first])
-        self._timestamps.append(timestamps[first])
+        if layout.ROW in self._schema.names:
+            first = np.ones(len(seqs), bool)
+            first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+            seqs, timestamps = seqs[first], timestamps[first]
+        self._seqs.append(seqs)
+        self._timestamps.append(timestamps)
         self._rows += table.num_rows
         groups = -(-table.nbytes // ROW_GROUP_BYTES)
         self._file.write_table(table, row_group_size=max(-(-table.num_rows // max(groups, 1)), 1024))
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
-        """The object, whole; `duplicates` is how many rows were left out of it."""
+        """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""
+        if self._file is None:
+            raise ValueError("an object without rows has no name")
         seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
         name = layout.ObjectName(
             stream=self._encoder.stream,
@@ -190,64 +202,58 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 
 
 @lru_cache(maxsize=256)
-def _settings(schema: pa.Schema) -> dict[str, Any]:
-    """How the columns of `schema` are written."""
-    leaves = {column.name: list(_leaves(column)) for column in schema}
-    return {
-        "use_dictionary": [leaf for name in leaves if name not in (*_DELTA, *_OPAQUE) for leaf in leaves[name]],
-        "column_encoding": dict.fromkeys((name for name in _DELTA if name in leaves), "DELTA_BINARY_PACKED"),
-        "write_statistics": [leaf for name in leaves if name not in _OPAQUE for leaf in leaves[name]],
-        "write_page_checksum": True,
-        "store_schema": False,
-    }
-
-
-@lru_cache(maxsize=256)
 def _schema_id(schema: pa.Schema) -> str:
     return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
 
 
-def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:
-    """The Parquet paths of the column's leaves, as the format's LogicalTypes spell lists and maps."""
-    path += column.name
-    kind = column.type
-    if pa.types.is_map(kind):
-        yield from _leaves(kind.key_field.with_name("key"), f"{path}.key_value.")
-        yield from _leaves(kind.item_field.with_name("value"), f"{path}.key_value.")
-    elif pa.types.is_list(kind):
-        yield from _leaves(kind.value_field.with_name("element"), f"{path}.list.")
-    elif pa.types.is_struct(kind):
-        for child in kind:
-            yield from _leaves(child, f"{path}.")
-    else:
-        yield path
-
-
-def _table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """One table of all batches without the ack subjects, whatever their decoded columns are."""
+def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """The batches without the ack subjects, all of one schema, whatever their decoded columns are."""
     rows = [batch.drop_columns([REPLY]) for batch in batches]
     schema = rows[0].schema
-    if any(batch.schema != schema for batch in rows):
+    if any(not batch.schema.equals(schema) for batch in rows[1:]):
         schema = unify([batch.schema for batch in rows])
         rows = [conform(batch, schema) for batch in rows]
-    return pa.Table.from_batches(rows, schema).combine_chunks()
+    return rows
 
 
-def _distinct(table: pa.Table) -> tuple[pa.Table, int]:
-    """The table sorted by identity, each row once: a redelivered message may lie in a block twice."""
+def _distinct(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, int]:
+    """All rows sorted by identity, each once, and how many were not the first: a message may lie in a block twice."""
+    table = pa.Table.from_batches(batches)
     seqs, timestamps = _identity(table)
+    if (seqs[1:] > seqs[:-1]).all():
+        return table if _is_coarse(len(batches), len(seqs)) else table.combine_chunks(), 0
     row = np.zeros(len(seqs), np.int32)
     if layout.ROW in table.schema.names:
         row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
-    if len(seqs) > 1 and not (np.diff(seqs) > 0).all():
-        order = np.lexsort((row, timestamps, seqs))
-        seqs, timestamps, row = seqs[order], timestamps[order], row[order]
-        repeated = (np.diff(seqs) == 0) & (np.diff(timestamps) == 0) & (np.diff(row) == 0)
-        order = order[np.concatenate([[True], ~repeated])]
-        return table.take(pa.array(order)), int(repeated.sum())
-    return table, 0
+    order = np.lexsort((row, timestamps, seqs))
+    seqs, timestamps, row = seqs[order], timestamps[order], row[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1]) | (row[1:] != row[:-1])
+    order = order[first]
+    return _in_order(batches, table, order), len(first) - len(order)
+
+
+def _in_order(batches: Sequence[pa.RecordBatch], table: pa.Table, order: Any) -> pa.Table:
+    """The rows of `order`: pieces of the batches where few will do, else copied."""
+    ends = np.cumsum([len(batch) for batch in batches])
+    cut = np.zeros(len(table) + 1, bool)  # whether no piece goes on beyond this row
+    cut[ends] = True
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(order) != 1) | cut[order[1:]]]))
+    if not _is_coarse(len(starts), len(order)):
+        taken = pa.array(order)
+        columns = [column.combine_chunks().take(taken) for column in table.columns]  # one by one, for memory's sake
+        return pa.table(columns, schema=table.schema)
+    lengths = np.diff(starts, append=len(order))
+    owners = np.searchsorted(ends, order[starts], side="right")
+    offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
+    places = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
+
+
+def _is_coarse(pieces: int, rows: int) -> bool:
+    return pieces * _PIECE <= rows or pieces == 1
 
 
 def _identity(table: pa.Table) -> tuple[Any, Any]:
     seqs = table.column(layout.SEQ).to_numpy()
-    return seqs, pc.cast(table.column(layout.TIMESTAMP), pa.int64()).to_numpy()
+    return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)

@@ -193,6 +193,34 @@ def test_rows_are_sorted_by_sequence() -> None:
     assert table.column(layout.SEQ).to_pylist() == sorted(numbers)
 
 
+def test_rows_of_pulls_that_overlap_are_sorted_each_once() -> None:
+    rows = batch(plain(6000))
+    parts = [(3000, 900), (0, 1000), (1000, 500), (1400, 1600), (3900, 700), (4550, 1450)]
+    encoded = write(*(rows.slice(start, length) for start, length in parts))
+    table = read(encoded)
+    assert table.column(layout.SEQ).to_pylist() == list(range(1, 6001))
+    assert table.column(layout.PAYLOAD).to_pylist() == rows.column(layout.PAYLOAD).to_pylist()
+    assert (encoded.messages, encoded.duplicates) == (6000, 150)
+    assert encoded.name == write(rows).name
+
+
+def test_rows_that_are_in_order_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    write_rows = encode.ObjectWriter.write
+
+    def watch(writer: encode.ObjectWriter, table: pa.Table) -> None:
+        written.append(table)
+        write_rows(writer, table)
+
+    monkeypatch.setattr(encode.ObjectWriter, "write", watch)
+    one, two = batch(plain(500)), batch(plain(500, start=501))
+    for order in ([one, two], [two, one]):
+        write(*order)
+        chunks = written.pop().column(layout.PAYLOAD).chunks
+        addresses = [chunk.buffers()[2].address for chunk in chunks]
+        assert addresses == [each.column(layout.PAYLOAD).buffers()[2].address for each in (one, two)]
+
+
 NESTED = pa.array(
     [
         {"point": {"x": 1.5, "tags": ["a", None]}, "list": [{"k": 1}, {"k": None}], "deep": [[1], [], None]},
@@ -210,16 +238,126 @@ def test_nested_columns_come_back_and_have_statistics() -> None:
         "fixed": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int8(), 2)),
         "decimal": pa.array([1, None, 3], pa.decimal128(20, 4)),
     }
-    encoded = write(batch(plain(3), **values))
+    values = {name: pa.concat_arrays([column] * 50) for name, column in values.items()}
+    encoded = write(batch(plain(150), **values))
     table = read(encoded)
     for name, column in values.items():
         assert table.column(name).to_pylist() == column.to_pylist(), name
-    group = pq.read_metadata(pa.BufferReader(encoded.data)).row_group(0)
-    leaves = {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+    leaves = columns(encoded)
     for path in ("nested.point.x", "nested.list.list.element.k", "map.key_value.key", "map.key_value.value"):
         assert leaves[path].statistics is not None, path
         assert leaves[path].statistics.has_min_max, path
         assert any("DICTIONARY" in encoding for encoding in leaves[path].encodings), path
+
+
+KINDS = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us", "UTC"), pa.timestamp("ns")),
+    *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.decimal128(20, 4)),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(8)),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("different", [1, 90, 2000])
+@pytest.mark.parametrize("rows", [3, 100, 2000])
+def test_columns_of_every_type_come_back_whether_they_repeat_themselves_or_not(
+    kind: pa.DataType, different: int, rows: int
+) -> None:
+    encoded = write(batch(plain(rows), a=values_of(kind, different, rows)))
+    table = read(encoded).column("a")
+    expected = values_of(kind, different, rows)
+    units = {pa.timestamp("s"): pa.timestamp("ms"), pa.time32("s"): pa.time32("ms"), pa.date64(): pa.date32()}
+    assert table.combine_chunks().cast(kind).equals(expected)
+    assert table.type in (kind, units.get(kind), pa.string(), pa.binary())
+
+
+def values_of(kind: pa.DataType, different: int, rows: int) -> pa.Array:
+    """Numbers up to `different`, again and again, as `kind` writes them; the second is null."""
+    numbers = [
+        index * 7919 % min(different, 100 if kind in (pa.int8(), pa.uint8()) else different) for index in range(rows)
+    ]
+    texts: Any = numbers
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        texts = [b"%08d" % number for number in numbers]
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = [f"{number:08}" for number in numbers]
+    elif pa.types.is_boolean(kind):
+        texts = [number % 2 == 0 for number in numbers]
+    elif pa.types.is_date64(kind):
+        texts = [number * 86_400_000 for number in numbers]
+    texts[1] = None
+    return pa.array(texts, kind)
+
+
+def columns(encoded: EncodedBlock) -> dict[str, Any]:
+    """What the footer says of the first row group's columns."""
+    group = pq.read_metadata(pa.BufferReader(encoded.data)).row_group(0)
+    return {group.column(index).path_in_schema: group.column(index) for index in range(group.num_columns)}
+
+
+def encodings(encoded: EncodedBlock) -> dict[str, str]:
+    """The encoding of every column's values."""
+    chosen = ("DICTIONARY", "DELTA_BINARY_PACKED")
+    found = {path: " ".join(column.encodings) for path, column in columns(encoded).items()}
+    return {path: next((each for each in chosen if each in text), "PLAIN") for path, text in found.items()}
+
+
+def test_a_column_has_a_dictionary_only_where_it_repeats_itself() -> None:
+    chance = random.Random(0)
+    count = 5000
+    found = encodings(
+        write(
+            batch(
+                plain(count),
+                number=list(range(count)),
+                status=[chance.choice([200, 404, 500]) for _ in range(count)],
+                hashed=[chance.getrandbits(62) for _ in range(count)],
+                customer=[chance.randrange(300) << 40 for _ in range(count)],
+                time=pa.array([chance.randrange(1 << 30) for _ in range(count)], pa.timestamp("us", "UTC")),
+                amount=[chance.randrange(100_000) / 100 for _ in range(count)],
+                price=[chance.randrange(100) / 100 for _ in range(count)],
+                name=[chance.choice(["red", "green", "blue"]) for _ in range(count)],
+                id=[f"{chance.getrandbits(128):032x}" for _ in range(count)],
+            )
+        )
+    )
+    assert {name: how for name, how in found.items() if not name.startswith("_nats_")} == {
+        "number": "DELTA_BINARY_PACKED",
+        "status": "DICTIONARY",
+        "hashed": "PLAIN",
+        "customer": "DICTIONARY",
+        "time": "DELTA_BINARY_PACKED",
+        "amount": "PLAIN",
+        "price": "DICTIONARY",
+        "name": "DICTIONARY",
+        "id": "PLAIN",
+    }
+    assert found["_nats_subject"] == found["_nats_stream"] == "DICTIONARY"
+    assert found["_nats_seq"] == found["_nats_timestamp"] == "DELTA_BINARY_PACKED"
+
+
+def test_subjects_that_never_repeat_have_no_dictionary() -> None:
+    rows = batch(plain(1000))
+    subjects = pa.array([f"orders.{index}" for index in range(1000)])
+    rows = rows.set_column(rows.schema.get_field_index(layout.SUBJECT), layout.SUBJECT, subjects)
+    assert encodings(write(rows))[layout.SUBJECT] == "PLAIN"
+
+
+def test_of_a_few_rows_only_what_is_long_is_compressed_and_the_first_column_which_tells_the_codec() -> None:
+    rows = batch(plain(5), note=["x" * 1000] * 5, short=["x"] * 5)
+    found = {path: column.compression for path, column in columns(write(rows)).items()}
+    assert [path for path, codec in found.items() if codec != "UNCOMPRESSED"] == [layout.STREAM, "note"]
+    assert found["note"] == found[layout.STREAM] == "ZSTD"
+
+
+def test_how_rows_are_cut_into_batches_does_not_change_the_file() -> None:
+    chance = random.Random(0)
+    rows = batch(plain(3000), id=[chance.randrange(2600) for _ in range(3000)])
+    cuts = [[0, 3000], [0, 1, 100, 3000], [0, 500, 600, 3000]]
+    files = [write(*(rows.slice(start, end - start) for start, end in pairwise(cut))) for cut in cuts]
+    assert len({encodings(file)["id"] for file in files}) == 1
 
 
 def test_batches_whose_columns_drifted_are_written_together() -> None:
