@@ -24,7 +24,7 @@ from jetcapture_py.remote import FsspecStore, open_remote, root_of
 
 _KEY = "{key}"
 _LONGEST_ERROR = 300
-_REMOTE_THREADS, _LOCAL_THREADS = 16, 2
+_REMOTE_THREADS, _LOCAL_THREADS = 16, 1
 
 
 class GoneError(StoreError):

@@ -89,10 +89,17 @@ def _look(
     # in the order of the stream, so that the set of sequences is dense wherever it ends
     named = sorted(((file, file.name) for file in files if file.name), key=lambda pair: pair[1].first_seq)
     gone = False
-    workers = min(shelf.threads, _DEEP_THREADS) if deep else shelf.threads
+    workers = max(2, min(shelf.threads, _DEEP_THREADS)) if deep else shelf.threads
+
+    def look(file: File, name: ObjectName) -> Outcome:
+        return _examined(shelf, file, name, life, deep=deep)
+
     with ThreadPoolExecutor(workers, "verify") as threads:
-        pending = _ahead(threads, lambda file, name: _examined(shelf, file, name, life, deep=deep), named, workers * 4)
-        for done, (file, outcome) in enumerate(pending, 1):
+        if workers > 1:
+            outcomes = _ahead(threads, look, named, workers * 4)
+        else:  # a footer is read faster than it is handed to a thread
+            outcomes = ((file, look(file, name)) for file, name in named)
+        for done, (file, outcome) in enumerate(outcomes, 1):
             if outcome is None:
                 gone = True
             elif isinstance(outcome, Held):

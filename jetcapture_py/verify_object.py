@@ -124,10 +124,10 @@ class _Object:
 
     def __init__(self, shelf: Shelf, file: File, name: ObjectName) -> None:
         self._shelf, self._file, self._name = shelf, file, name
-        self._data: bytes | None = None
         if file.size < len(_MAGIC) * 3:
             raise DamagedError(f"it has only {file.size} bytes")
         tail = shelf.read(file, max(0, file.size - TAIL))
+        self._data = tail if len(tail) == file.size else None
         if tail[-4:] != _MAGIC or (len(tail) == file.size and tail[:4] != _MAGIC):
             raise DamagedError("it does not begin and end as a Parquet file does")
         length = int.from_bytes(tail[-8:-4], "little") + 8
@@ -137,11 +137,14 @@ class _Object:
         self._footer = tail[-length:] if length <= len(tail) else shelf.read(file, self._start)
         self._signed = self._check_footer()
         try:
-            self._metadata = pq.read_metadata(pa.BufferReader(self._footer))
+            source = pa.BufferReader(self._footer if self._data is None else self._data)
+            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+            self._metadata = parquet.metadata
             entries = {key.decode(): value.decode() for key, value in (self._metadata.metadata or {}).items()}
             self._paths = self._metadata.schema.to_arrow_schema().names
         except _UNREADABLE as error:
             raise DamagedError(f"its footer cannot be read: {one_line(error)}") from error
+        self._content = parquet if self._data is not None else None
         prefix = layout.METADATA_PREFIX
         self.own = {key.removeprefix(prefix): text for key, text in entries.items() if key.startswith(prefix)}
 
@@ -219,7 +222,7 @@ class _Object:
     def check_bytes(self) -> None:
         """Compare the checksum, where there is one, and read every page; their own checksums are compared, too."""
         size = self._file.size
-        if size <= WHOLE:
+        if size <= WHOLE and self._data is None:
             self._data = self._shelf.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
@@ -254,17 +257,20 @@ class _Object:
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
             raise DamagedError("its sequences and timestamps are not what they should be")
         first = np.ones(len(seq), np.bool_)
-        first[1:] = (np.diff(seq) != 0) | (np.diff(time) != 0)
+        first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
         return seq[first], time[first]
 
     def _read(self, columns: list[str] | None, take: Any) -> None:
-        source = self._shelf.open(self._file) if self._data is None else pa.BufferReader(self._data)
         try:
-            with pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True) as file:
-                for index in range(self._metadata.num_row_groups):
-                    take(file.read_row_group(index, columns=columns, use_threads=False))
+            file = self._content or self._opened()
+            for index in range(self._metadata.num_row_groups):
+                take(file.read_row_group(index, columns=columns, use_threads=False))
         except _UNREADABLE as error:
             raise DamagedError(f"it cannot be read: {one_line(error)}") from error
+
+    def _opened(self) -> pq.ParquetFile:
+        source = self._shelf.open(self._file) if self._data is None else pa.BufferReader(self._data)
+        return pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
 
     def check_identities(self, seqs: Any, times: Any, messages: int) -> None:
         """Compare what is in it with its name and footer."""
@@ -274,7 +280,8 @@ class _Object:
                 f"it holds {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
                 f"to {name.last_seq}"
             )
-        if len(seqs) > 1 and not ((np.diff(seqs) > 0) | ((np.diff(seqs) == 0) & (np.diff(times) > 0))).all():
+        after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
+        if not (after | (same & (times[1:] > times[:-1]))).all():
             raise DamagedError("its messages are not in their order")
         if layout.digest(seqs.tobytes(), times.tobytes()) != name.digest:
             raise DamagedError("the digest in its name is not that of its messages")

@@ -48,8 +48,8 @@ class Sequences:
         if held is _FULL:
             return
         if held is None or held.dtype == np.uint32:
-            few = offsets if held is None else np.concatenate([held, offsets])
-            few = np.unique(few)
+            few = offsets if held is None else np.sort(np.concatenate([held, offsets]), kind="stable")  # a merge
+            few = few[np.concatenate([[True], few[1:] != few[:-1]])]
             if len(few) <= FEW:
                 self._chunks[chunk] = few
                 return
@@ -144,7 +144,7 @@ class Sequences:
 def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
     """Sorted sequences by chunk: its number, the offsets in it, and which part of `seqs` that is."""
     chunks = seqs >> _BITS
-    bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(seqs)] if len(seqs) else []
+    bounds = [0, *(np.flatnonzero(chunks[1:] != chunks[:-1]) + 1).tolist(), len(seqs)] if len(seqs) else []
     for start, end in pairwise(bounds):
         yield int(chunks[start]), (seqs[start:end] & (CHUNK - 1)).astype(np.uint32), slice(start, end)
 

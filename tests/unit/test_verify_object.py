@@ -58,31 +58,46 @@ def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path
     assert (dense.newest, sparse.newest) == (NOW + 19, NOW + 8)
 
 
-def test_a_footer_is_all_that_is_read_of_an_object_without_gaps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = encoded([(seq, NOW) for seq in range(1, 50_000)])
-    read: list[int] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each request was answered with."""
+    sizes: list[int] = []
     real = Shelf.read
 
     def counted(shelf: Shelf, file: File, start: int = 0, end: int | None = None) -> bytes:
         data = real(shelf, file, start, end)
-        read.append(len(data))
+        sizes.append(len(data))
         return data
 
     monkeypatch.setattr(Shelf, "read", counted)
+    return sizes
+
+
+def test_a_footer_is_all_that_is_read_of_an_object_without_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
+) -> None:
+    block = encoded([(seq, NOW) for seq in range(1, 50_000)])
     monkeypatch.setattr(verify_object, "TAIL", 4096)
     assert look(tmp_path, block).range == (1, 49_999)
     assert read == [4096] < [block.data.size]
 
 
 @pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize(("setting", "value"), [("TAIL", 100), ("WHOLE", 0), ("PIECE", 7)])
+def test_a_small_object_is_read_at_once(tmp_path: Path, read: list[int], deep: bool) -> None:
+    block = encoded(MESSAGES)
+    assert look(tmp_path, block, deep=deep).messages == 5
+    assert read == [block.data.size]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("TAIL", 1 << 20), ("WHOLE", 1 << 20), ("PIECE", 7), ("PIECE", 1 << 20)]
+)
 def test_it_does_not_matter_in_which_parts_an_object_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool, setting: str, value: int
 ) -> None:
-    monkeypatch.setattr(verify_object, "WHOLE", 0)
-    monkeypatch.setattr(verify_object, setting, value)
+    for name, least in (("TAIL", 100), ("WHOLE", 0), (setting, value)):
+        monkeypatch.setattr(verify_object, name, least)
     block = encoded(MESSAGES)
     assert look(tmp_path, block, deep=deep).seqs.tolist() == [1, 2, 3, 5, 8]
     data = bytearray(block.data.to_pybytes())
