@@ -1,10 +1,15 @@
 """Whether the ten-millionth message costs what the first one did: one daemon, one stream, from start to end.
 
     python -m benchmarks.growth [--messages 10000000] [--size 250] [--keys 4] [--raw]
+    python -m benchmarks.growth --objects 1000 10000 100000 [--deep]
 
 Asks the operating system for the process's CPU seconds whenever another million is acknowledged, and for its resident
 memory all the time. Prints both for every step, and the last step against the first. The first step begins with the
 first delivery, so that starting up is no part of it.
+
+With `--objects`, whether objects cost the same however many there are: for archives of each of these numbers of them,
+which are made first, the CPU and the memory of `jetcapture verify`, of it with `--json`, with `--deep` too if that is
+asked for, and of what compaction and `read_archive` plan before they read messages (needs the extra `spark`).
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import psutil
 
 from benchmarks.compare.orders import Scenario, fill
 from benchmarks.compare.runners import JSON
+from benchmarks.growth_objects import report
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, Command, objects, settings
 
@@ -79,7 +85,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=250, help="payload bytes")
     parser.add_argument("--keys", type=int, default=4)
     parser.add_argument("--raw", action="store_true", help="do not decode")
+    parser.add_argument("--objects", type=int, nargs="+", help="archives of so many objects in place of messages")
+    parser.add_argument("--deep", action="store_true", help="with --objects: prove every byte, too")
     options = parser.parse_args()
+    if options.objects:
+        report(options.objects, deep=options.deep)
+        return
     every = min(1_000_000, max(1, options.messages // 10))
     scenario = Scenario(size=options.size, keys=options.keys, messages=options.messages)
     sections: dict[str, Any] = {"source": {"stream": scenario.stream}}

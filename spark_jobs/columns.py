@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -31,7 +31,7 @@ class Table:
     """
 
     def __init__(
-        self, footers: Sequence[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
+        self, footers: Iterable[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
     ) -> None:
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         self._fold = str if case_sensitive else str.casefold

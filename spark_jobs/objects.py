@@ -163,8 +163,8 @@ class Archive:
         finally:
             self.spark.conf.set(_LIST_IN_DRIVER, before)
 
-    def footers(self, names: Sequence[ObjectName]) -> list[pa.Schema]:
-        """Each object's schema, from its footer."""
+    def footers(self, names: Sequence[ObjectName]) -> Iterator[pa.Schema]:
+        """Each object's schema, from its footer. One at a time: objects are many, and their schemas are few."""
         return self._each(names, lambda path, fs: pq.read_schema(path, filesystem=fs).remove_metadata())
 
     def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
@@ -175,9 +175,9 @@ class Archive:
                 table = file.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
             return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 
-        return self._each(names, read)
+        return list(self._each(names, read))
 
-    def _each(self, names: Sequence[ObjectName], read: Callable[[str, Any], T]) -> list[T]:
+    def _each(self, names: Sequence[ObjectName], read: Callable[[str, Any], T]) -> Iterator[T]:
         fs = pa.fs.LocalFileSystem() if self.local else self.fs
 
         def one(name: ObjectName) -> T:
@@ -189,9 +189,10 @@ class Archive:
                 raise JetcaptureError(f"cannot read {self.url}/{name.path}: {error}") from error
 
         if self.local:  # a footer is read faster than it is handed to a thread
-            return [one(name) for name in names]
+            yield from map(one, names)
+            return
         with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(one, names))
+            yield from threads.map(one, names)
 
 
 def cover(wanted: Sequence[str], files: Iterable[str]) -> list[str]:
