@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--messages", type=int, default=500_000, help="fewer of large ones: a stream has up to 1 GiB")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="fewer of large ones: a stream has up to 1 GiB")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes of a message")
     parser.add_argument("--keys", type=int, nargs="+", help="how many regions the messages have")

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from nats.aio.client import Client
 
-from benchmarks.compare.runners import ACK_WAIT, UNACKED, Runner, Work
+from benchmarks.compare.runners import ACK_WAIT, Runner, Work
 from benchmarks.compare.storage import Stored
 
 BEFORE, DURING = 0.005, 0.02
@@ -107,7 +107,7 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
         "durable_name": work.consumer,
         "ack_policy": "explicit",
         "ack_wait": ACK_WAIT * 10**9,
-        "max_ack_pending": UNACKED,
+        "max_ack_pending": scenario.unacked,
         **runner.consumer(scenario),
     }
     await _ask(client, "CREATE", work, {"stream_name": scenario.stream, "config": config, "action": "create"})

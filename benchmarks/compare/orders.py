@@ -15,6 +15,7 @@ ITEMS = 200
 """Different items: their text repeats, as what is in a catalogue does."""
 ROWS = 20_000
 STREAM_BYTES = 1 << 30
+UNACKED = 50_000
 TEXT = """
     blue cotton winter jacket with hood and two zipped pockets organic green tea loose leaf first flush stainless
     steel bottle double walled keeps drinks cold wireless keyboard compact layout quiet keys hardcover notebook
@@ -24,13 +25,17 @@ TEXT = """
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together."""
+    """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together.
+
+    `unacked` is how many of them the consumer lets be unacknowledged.
+    """
 
     size: int = 250
     keys: int = 4
-    messages: int = 500_000
+    messages: int = 1_000_000
     replicas: int = 1
     store: str = "local"
+    unacked: int = UNACKED
 
     @property
     def stream(self) -> str:
@@ -46,6 +51,7 @@ class Scenario:
         parts = [f"{self.messages:,} messages of {self.size:,} B", f"{self.keys:,} key{'s' * (self.keys > 1)}"]
         parts += [f"{self.replicas} replicas"] if self.replicas > 1 else []
         parts += [self.store] if self.store != "local" else []
+        parts += [f"{self.unacked:,} unacknowledged"] if self.unacked != UNACKED else []
         return ", ".join(parts)
 
 

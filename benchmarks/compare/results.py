@@ -48,11 +48,14 @@ class Results:
         """A figure's median over the rounds."""
         return statistics.median(self.all(scenario, name, figure))
 
-    def ratio(self, one: tuple[Scenario, str], other: tuple[Scenario, str], figure: Figure) -> float | None:
+    def ratio(
+        self, one: tuple[Scenario, str], other: tuple[Scenario, str], figure: Callable[[Scenario], Figure]
+    ) -> float | None:
         """The median of the rounds' ratios; None when they have no round in common."""
         ours, theirs = self.runs.get(one, {}), self.runs.get(other, {})
         both = [number for number in ours if number in theirs]
-        return statistics.median(figure(ours[number]) / figure(theirs[number]) for number in both) if both else None
+        above, below = figure(one[0]), figure(other[0])
+        return statistics.median(above(ours[number]) / below(theirs[number]) for number in both) if both else None
 
 
 def rate(scenario: Scenario) -> Figure:
@@ -80,7 +83,7 @@ def table(results: Results, scenario: Scenario) -> str:
     for name in names:
         rates = results.all(scenario, name, rate(scenario))
         middle = statistics.median(rates)
-        of_limit = results.ratio((scenario, name), (scenario, "limit"), rate(scenario))
+        of_limit = results.ratio((scenario, name), (scenario, "limit"), rate)
         objects = results.median(scenario, name, lambda measured: measured.stored.objects)
         cells = [
             name,

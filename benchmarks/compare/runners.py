@@ -16,7 +16,6 @@ from benchmarks.compare import peers
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.storage import Target
 
-UNACKED = 50_000
 ACK_WAIT = 120
 BATCH = 5000
 LARGE_BATCH, BATCH_BYTES = 20_000, 32 << 20
@@ -141,7 +140,7 @@ def jet_capture(files: str, checkout: Path | None) -> Runner:
 
     def command(work: Work) -> list[str]:
         # a block for each key is open, and all of them together must stay below what may be unacknowledged
-        block = max(1, (UNACKED - 2 * batch(work.scenario)) // work.scenario.keys)
+        block = max(1, (work.scenario.unacked - 2 * batch(work.scenario)) // work.scenario.keys)
         options = {
             "url": work.url,
             "stream": work.scenario.stream,
@@ -168,7 +167,7 @@ def connect() -> Runner:
     types = {"int64": "INT64", "float64": "DOUBLE", "string": "UTF8"}
 
     def unacked(scenario: Scenario) -> int:
-        return min(UNACKED, BATCH_BYTES // scenario.size)  # all of it may be pushed at once
+        return min(scenario.unacked, BATCH_BYTES // scenario.size)  # all of it may be pushed at once
 
     def command(work: Work) -> list[str]:
         source = {

@@ -30,13 +30,13 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() -> N
     ours = {0: measured(2), 1: measured(8), 2: measured(10)}
     found = Results(runs={(BASE, "a"): ours, (BASE, "limit"): {0: measured(1), 1: measured(2), 2: measured(9)}})
     assert found.median(BASE, "a", rate(BASE)) == 125
-    assert found.ratio((BASE, "a"), (BASE, "limit"), rate(BASE)) == pytest.approx(0.5)
+    assert found.ratio((BASE, "a"), (BASE, "limit"), rate) == pytest.approx(0.5)
 
 
 def test_a_round_that_only_one_of_them_has_does_not_count() -> None:
     found = Results(runs={(BASE, "a"): {0: measured(4), 1: measured(1)}, (BASE, "b"): {0: measured(1)}})
-    assert found.ratio((BASE, "a"), (BASE, "b"), rate(BASE)) == pytest.approx(0.25)
-    assert found.ratio((BASE, "a"), (BASE, "c"), rate(BASE)) is None
+    assert found.ratio((BASE, "a"), (BASE, "b"), rate) == pytest.approx(0.25)
+    assert found.ratio((BASE, "a"), (BASE, "c"), rate) is None
 
 
 def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
