@@ -80,10 +80,6 @@ class Encoder:
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)
 
-    def release_memory(self) -> None:
-        """Give back to the system what encoding has freed; the allocator would keep it for this thread."""
-        pa.default_memory_pool().release_unused()
-
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
         rows = []
