@@ -36,6 +36,8 @@ T = TypeVar("T")
 OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
 ACK_ATTEMPTS = 5
+ACKNOWLEDGING = 3
+"""Blocks need not wait for the server's answer to those before them."""
 SMALL, TOGETHER = 64 << 10, 64
 """Blocks below so many bytes share a worker thread's turn, up to so many of them."""
 PREPARING_COPIES = 3
@@ -111,7 +113,8 @@ class Capture:
             async with asyncio.TaskGroup() as tasks:
                 side = [tasks.create_task(work) for work in upkeep.tasks(self, stop, until_caught_up=until_caught_up)]
                 side += [tasks.create_task(self._store()) for _ in range(self.config.store.concurrency)]
-                side += [tasks.create_task(self._acknowledge()), tasks.create_task(self.source.pull())]
+                side += [tasks.create_task(self._acknowledge()) for _ in range(ACKNOWLEDGING)]
+                side.append(tasks.create_task(self.source.pull()))
                 intake = tasks.create_task(self._intake())
                 stopped = tasks.create_task(stop.wait())
                 try:

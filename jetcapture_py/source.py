@@ -29,7 +29,7 @@ from jetcapture_py.wire import Connection
 
 log = logging.getLogger("jetcapture.source")
 
-LANES = 3
+LANES = 5
 HEARTBEAT = 5.0
 """Seconds of silence after which the server confirms that a pull is alive."""
 SILENCE = 12.5
@@ -37,12 +37,12 @@ SILENCE = 12.5
 EXPIRES = 30.0
 GRACE = 5.0
 """Seconds that the server may take to say that a pull has expired."""
-PULL_BYTES = 16 << 20
+PULL_BYTES = (48 << 20) // LANES
 """Most bytes one pull asks for; with all lanes less than the 64 MB after which a server drops a slow client."""
 ENOUGH = 4096
 MOST_AT_ONCE = 256 << 20
 """Most bytes that are handed on at once; an Arrow column of byte strings must stay below 2 GiB."""
-LINGER = 0.1
+LINGER = 0.05
 """A batch is handed on when it has `ENOUGH` messages, or so many seconds after its first one."""
 PAUSE = 0.5
 CERTAIN = 3
@@ -343,7 +343,7 @@ class Source:
         smallest = self._client.max_payload + FRAME_OVERHEAD
         outstanding = sum(lane.left_bytes for lane in self._lanes)
         used = self._held() + self.waiting_bytes + outstanding
-        wanted = max(smallest, min(PULL_BYTES, self.memory // 8))
+        wanted = max(smallest, min(PULL_BYTES, self.memory // (3 * LANES)))
         if self.state.max_bytes:
             wanted = min(wanted, self.state.max_bytes)
         free = self.memory - used
