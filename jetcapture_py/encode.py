@@ -28,6 +28,8 @@ log = logging.getLogger("jetcapture.encode")
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
 
+_LEAST_ROWS = 1024
+"""Rows that a row group has at least, if the object has them."""
 _PIECE = 64
 """Rows that pieces of batches have on average for writing them as they lie to be cheaper than copying them together."""
 
@@ -66,7 +68,7 @@ class Encoder:
     def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
         table, duplicates = _distinct(_conformed(batches))
-        stream = pa.repeat(pa.scalar(self.stream, pa.string()), table.num_rows)
+        stream = pa.repeat(self.stream, table.num_rows)
         table = table.add_column(0, _STREAM_FIELD, stream)
         with ObjectWriter(self, block, table.schema) as writer:
             writer.write(table)
@@ -136,8 +138,11 @@ class ObjectWriter:
         self._seqs.append(seqs)
         self._timestamps.append(timestamps)
         self._rows += table.num_rows
-        groups = -(-table.nbytes // ROW_GROUP_BYTES)
-        self._file.write_table(table, row_group_size=max(-(-table.num_rows // max(groups, 1)), 1024))
+        rows = table.num_rows
+        if rows > _LEAST_ROWS:
+            groups = -(-table.nbytes // ROW_GROUP_BYTES)
+            rows = max(-(-rows // max(groups, 1)), _LEAST_ROWS)
+        self._file.write_table(table, row_group_size=rows)
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
         """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""

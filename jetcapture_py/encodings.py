@@ -35,19 +35,27 @@ _KNOWN = {
 
 def settings(table: pa.Table, compression: str) -> dict[str, Any]:
     """What `ParquetWriter` is to be told for `table`."""
-    rows = table.num_rows
-    encodings = tuple(_encoding(field, column) for field, column in zip(table.schema, table.columns, strict=True))
-    small = tuple(rows < _FEW_BYTES and column.nbytes < _FEW_BYTES for column in table.columns[1:])
-    return _settings(table.schema, compression, encodings, (False, *small))  # the first column's says what was wanted
+    schema, columns = table.schema, table.columns
+    encodings: tuple[str, ...] | None = None
+    if table.num_rows >= _FEW_ROWS:
+        encodings = tuple(_encoding(field, column) for field, column in zip(schema, columns, strict=True))
+    small: tuple[bool, ...] = (False,) * (len(columns) - 1)
+    if table.num_rows < _FEW_BYTES:
+        small = tuple(_is_small(column) for column in columns[1:])
+    return _settings(schema, compression, encodings, (False, *small))  # the first column's says what was wanted
+
+
+def _is_small(column: pa.ChunkedArray) -> bool:
+    """Whether compressing a column is not worth it; to ask for its size takes longer than to see that it is fixed."""
+    kind = column.type
+    fixed = kind.num_buffers == 2 and not kind.num_fields  # a bitmap and values
+    return (fixed and len(column) < _FEW_ROWS) or bool(column.nbytes < _FEW_BYTES)
 
 
 def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
     """How a column is written: where it does not repeat itself, a dictionary only costs, and often most of all."""
     if field.name in _KNOWN:
-        known = _KNOWN[field.name]
-        return _PLAIN if known == _DICTIONARY and len(column) < _FEW_ROWS else known
-    if len(column) < _FEW_ROWS:
-        return _PLAIN
+        return _KNOWN[field.name]
     number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
     if not (number or _is_text(field.type) or pa.types.is_floating(field.type)):
         return _DICTIONARY
@@ -64,15 +72,15 @@ def _is_narrow(numbers: pa.ChunkedArray) -> bool:
 
 def _is_text(kind: pa.DataType) -> bool:
     types = pa.types
-    return any(
-        of(kind) for of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    )
+    return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
 @lru_cache(maxsize=1024)
 def _settings(
-    schema: pa.Schema, compression: str, encodings: tuple[str, ...], small: tuple[bool, ...]
+    schema: pa.Schema, compression: str, encodings: tuple[str, ...] | None, small: tuple[bool, ...]
 ) -> dict[str, Any]:
+    if encodings is None:  # of a few rows
+        encodings = tuple(_DELTA if _KNOWN.get(name) == _DELTA else _PLAIN for name in schema.names)
     leaves = [list(_leaves(column)) for column in schema]
     columns = list(zip(schema, leaves, encodings, small, strict=True))
     return {
