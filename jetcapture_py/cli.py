@@ -101,12 +101,13 @@ def verify(
     ] = False,
 ) -> None:
     """Prove that everything acknowledged is in the archive; exit code 1 if it is not."""
-    from jetcapture_py import log, quick
+    from jetcapture_py import lean, log, quick
     from jetcapture_py.config import load
 
     settings = load(config)
     with quick.imports(settings):
         from jetcapture_py import verify_report
+    lean.without_pandas()
     log.setup(settings.log.format, "error")
     raise typer.Exit(verify_report.run(settings, deep=deep, as_json=as_json, strict=strict))
 

@@ -57,9 +57,11 @@ def test_a_local_run_loads_nothing_of_spark_or_of_object_storage(
     assert all(importlib.util.find_spec(name) for name in ELSEWHERE), "only what is installed can be loaded in vain"
     with Command(tmp_path, settings(server.url, tmp_path / "archive", decode=decode)) as command:
         loaded = modules("run", str(command.path), "--until-caught-up")
-    assert len(rows(tmp_path / "archive")) == 100
-    assert "pyarrow" in loaded
+        assert len(rows(tmp_path / "archive")) == 100
+        proven = modules("verify", str(command.path))
+    assert "pyarrow" in loaded & proven
     assert loaded & ELSEWHERE == set()
+    assert proven & ELSEWHERE == {"fsspec"}
 
 
 def test_help_loads_nothing_of_what_it_tells_about() -> None:
