@@ -320,8 +320,8 @@ _WORDS = 4
 def _places(where: Any) -> Any:
     """Where it is true, which must be seldom."""
     bits = np.packbits(where)
-    some = np.flatnonzero(bits)
-    found = np.flatnonzero(np.unpackbits(bits[some]))
+    some = np.flatnonzero(bits != 0)  # numpy looks through truth values eight at a time, through numbers one by one
+    found = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
     return some[found >> 3] * 8 + (found & 7)
 
 
@@ -332,7 +332,9 @@ def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
     places = ends[:, None] - np.arange(width, 0, -1)
     digits = text.take(places, mode="clip") - np.uint8(ord("0"))
     digits[places < starts[:, None]] = 0
-    right = (digits < 10).all(1) & (widths > 0) & (widths <= width)
+    right = (widths > 0) & (widths <= width)
+    if (digits >= 10).any():
+        right &= (digits < 10).all(1)
     right &= (widths == 1) | (text.take(starts, mode="clip") != ord("0"))
     return digits @ 10 ** np.arange(width - 1, -1, -1), right
 
