@@ -231,19 +231,17 @@ def _distinct(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, int]:
     first = np.ones(len(order), bool)
     first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1]) | (row[1:] != row[:-1])
     order = order[first]
-    return _in_order(batches, table, order), len(first) - len(order)
+    return _in_order(batches, order), len(first) - len(order)
 
 
-def _in_order(batches: Sequence[pa.RecordBatch], table: pa.Table, order: Any) -> pa.Table:
+def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
     """The rows of `order`: pieces of the batches where few will do, else copied."""
     ends = np.cumsum([len(batch) for batch in batches])
-    cut = np.zeros(len(table) + 1, bool)  # whether no piece goes on beyond this row
+    cut = np.zeros(ends[-1] + 1, bool)  # whether no piece goes on beyond this row
     cut[ends] = True
     starts = np.flatnonzero(np.concatenate([[True], (np.diff(order) != 1) | cut[order[1:]]]))
     if not _is_coarse(len(starts), len(order)):
-        taken = pa.array(order)
-        columns = [column.combine_chunks().take(taken) for column in table.columns]  # one by one, for memory's sake
-        return pa.table(columns, schema=table.schema)
+        return pa.Table.from_batches([pa.concat_batches(batches).take(pa.array(order))])
     lengths = np.diff(starts, append=len(order))
     owners = np.searchsorted(ends, order[starts], side="right")
     offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
