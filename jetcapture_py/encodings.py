@@ -16,20 +16,20 @@ _SAMPLE, _SHARE = 512, 16
 """A column's first rows show whether it repeats itself: so many of them, or this part of all if that is more."""
 _FEW_ROWS, _FEW_BYTES = 64, 512
 """Rows below which no dictionary pays, and bytes below which compressing a column does not."""
-_TEXT_LEVEL = 3
-"""Of zstd, for payloads and texts: the dearer search finds so much more that there is less to do, for 10 KB of JSON
-23 µs and 1.5 KB, against 28 µs and 2.1 KB with the level 1 that everything else has."""
+_TASTE, _SHRINKS = 16 << 10, 3
+"""Bytes of a text, or of payloads, that show how well it compresses, and how much less it must become for `_LEVEL`."""
+_LEVEL = 3
+"""Of zstd, for what repeats itself at length: so much is found that there is less to do, for 10 KB of JSON with text
+23 µs and 1.5 KB, against 28 µs and 2.1 KB with level 1. What does not shrink takes twice the time for nothing."""
 _NARROW = 1 << 32
 """Differences of numbers within this range are kept, in place of the numbers: they take fewer bits."""
 
-_DICTIONARY, _DELTA, _PLAIN = "dictionary", "DELTA_BINARY_PACKED", "PLAIN"
+_DICTIONARY, _DELTA, _PLAIN, _DENSE = "dictionary", "DELTA_BINARY_PACKED", "plain", "plain, and compressed more"
 _OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
 _KNOWN = {
     layout.STREAM: _DICTIONARY,
     layout.SEQ: _DELTA,
     layout.TIMESTAMP: _DELTA,
-    layout.PAYLOAD: _PLAIN,
-    layout.RAW_HEADERS: _PLAIN,
 }
 
 
@@ -54,6 +54,8 @@ def _is_small(column: pa.ChunkedArray) -> bool:
 
 def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
     """How a column is written: where it does not repeat itself, a dictionary only costs, and often most of all."""
+    if field.name in _OPAQUE:
+        return _DENSE if _shrinks(column) else _PLAIN
     if field.name in _KNOWN:
         return _KNOWN[field.name]
     number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
@@ -62,7 +64,20 @@ def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
     sample = column.slice(0, max(_SAMPLE, len(column) // _SHARE))
     if pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample) * 3:
         return _DICTIONARY
-    return _DELTA if number and _is_narrow(sample) else _PLAIN
+    if number:
+        return _DELTA if _is_narrow(sample) else _PLAIN
+    return _DENSE if _is_text(field.type) and _shrinks(column) else _PLAIN
+
+
+def _shrinks(texts: pa.ChunkedArray) -> bool:
+    """Whether a text's first bytes compress well."""
+    taste = bytearray()
+    for text in texts.slice(0, _FEW_ROWS):
+        if text.is_valid:
+            taste += memoryview(text.as_buffer())[:_TASTE]
+        if len(taste) >= _TASTE:
+            break
+    return len(pa.Codec("zstd", compression_level=1).compress(taste)) * _SHRINKS < len(taste)
 
 
 def _is_narrow(numbers: pa.ChunkedArray) -> bool:
@@ -88,9 +103,7 @@ def _settings(
         "column_encoding": {column.name: how for column, _, how, _ in columns if how == _DELTA},
         "compression": {leaf: "none" if tiny else compression for _, paths, _, tiny in columns for leaf in paths},
         "compression_level": {
-            column.name: _TEXT_LEVEL
-            for column, _, how, tiny in columns
-            if how == _PLAIN and _is_text(column.type) and compression == "zstd" and not tiny
+            column.name: _LEVEL for column, _, how, _ in columns if how == _DENSE and compression == "zstd"
         }
         or None,
         "write_statistics": [leaf for column, paths, _, _ in columns if column.name not in _OPAQUE for leaf in paths],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetcapture_py import encode, layout
+from jetcapture_py import encodings as encodings_of
 from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.block import BlockId
 from jetcapture_py.encode import EncodedBlock, Encoder
@@ -350,6 +351,21 @@ def test_of_a_few_rows_only_what_is_long_is_compressed_and_the_first_column_whic
     found = {path: column.compression for path, column in columns(write(rows)).items()}
     assert [path for path, codec in found.items() if codec != "UNCOMPRESSED"] == [layout.STREAM, "note"]
     assert found["note"] == found[layout.STREAM] == "ZSTD"
+
+
+def test_what_repeats_itself_at_length_is_compressed_more_and_what_does_not_is_not() -> None:
+    chance = random.Random(0)
+    texts = [" ".join(chance.choice(["garden", "winter", "keyboard"]) for _ in range(100)) for _ in range(200)]
+    found = {}
+    for name, payloads in {
+        "text": [text.encode() for text in texts],
+        "noise": [chance.randbytes(400) for _ in range(200)],
+    }.items():
+        rows = batch(plain(200), note=pa.array(payloads))
+        place = rows.schema.get_field_index(layout.PAYLOAD)
+        table = pa.table(rows.set_column(place, layout.PAYLOAD, pa.array(payloads)))
+        found[name] = [encodings_of.settings(table, codec)["compression_level"] for codec in ("zstd", "gzip")]
+    assert found == {"text": [{layout.PAYLOAD: 3, "note": 3}, None], "noise": [None, None]}
 
 
 def test_how_rows_are_cut_into_batches_does_not_change_the_file() -> None:
