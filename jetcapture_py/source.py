@@ -103,7 +103,7 @@ class Source:
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
         self._enough = asyncio.Event()
-        self._stopping = self._closing = False
+        self._stopping = self._ended = self._closing = False
         self._last_data = self._answered = 0.0
 
     # ------------------------------------------------------------------ life
@@ -150,13 +150,15 @@ class Source:
 
     async def stop(self) -> None:
         """Pull no more. What the server has sent already is still received."""
-        self.halt()
+        self._stopping = True
+        self._wake.set()
         try:
             while self._subscriptions:
                 await self._subscriptions.pop().unsubscribe()
             await self._client.flush(2)
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # not connected: nothing more can come
+        self.halt()
 
     async def close(self) -> None:
         """Flush what was written and close the connection."""
@@ -170,7 +172,7 @@ class Source:
 
     def halt(self) -> None:
         """Pull no more, and let nobody wait for more."""
-        self._stopping = True
+        self._stopping = self._ended = True
         for waited in (self._wake, self._ready, self._enough):
             waited.set()
 
@@ -249,16 +251,16 @@ class Source:
         return self._loop.time() - self._last_data
 
     async def receive(self) -> Received | None:
-        """The next messages; None once stopped and everything received was handed out."""
+        """The next messages; None once stopped, and everything that the server had sent by then was handed out."""
         await self._ready.wait()
         if self.waiting < ENOUGH and not self._stopping:
             self._enough.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), LINGER)
         received = self._inbox.take_run(min(self.memory // 8, MOST_AT_ONCE))
-        if not self._stopping and not self.waiting:
+        if not self._ended and not self.waiting:
             self._ready.clear()
-        return received if received or not self._stopping else None
+        return received if received or not self._ended else None
 
     def _on_data(self) -> None:
         self._last_data = self._loop.time()
