@@ -306,8 +306,10 @@ class Source:
                 if lane.active and (now > lane.expires or now - max(lane.heard, self._last_data) > SILENCE):
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
-                if not lane.active and now >= lane.not_before and self._client.is_connected:
-                    await self._issue(lane, now)
+            due = [lane for lane in self._lanes if not lane.active and now >= lane.not_before]
+            for number, lane in enumerate(due, 1):
+                if self._client.is_connected:
+                    await self._issue(lane, now, number / len(due))
             try:
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
             except TimeoutError:
@@ -318,14 +320,13 @@ class Source:
         if any(not lane.active for lane in self._lanes):
             self._wake.set()
 
-    async def _issue(self, lane: Lane, now: float) -> None:
+    async def _issue(self, lane: Lane, now: float, share: float) -> None:
+        """Pull, if there is credit. Lanes that pull at once pull different shares, or they would all end at once."""
         size = self._credit()
         self.starved = not size and not any(other.active for other in self._lanes)
         if not size:
             return
-        batch = self.config.source.batch
-        if lane.pull == 0:  # of different size at first, so that later the lanes run out one after another
-            batch = max(1, batch * (self._lanes.index(lane) + 1) // len(self._lanes))
+        batch = max(1, int(self.config.source.batch * share))
         state = self.state
         batch = min(batch, state.max_batch) if state.max_batch else batch
         expires = min(EXPIRES, state.max_expires) if state.max_expires else EXPIRES

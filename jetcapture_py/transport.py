@@ -19,7 +19,7 @@ READ = 1 << 20
 """Most bytes taken at once where they are copied."""
 FLOW = 8 << 10
 """When so many bytes have come at once, more are coming: they are waited for..."""
-GATHER = 0.005
+GATHER = 0.006
 """...so many seconds, because a few bytes cost nearly as much time as many."""
 
 
@@ -83,6 +83,11 @@ class _Reader(_Base):
         self._fresh = True
         self._wakeup_waiter()
 
+    def feed_data(self, data: Any) -> None:
+        """Put `data` into the memory: an event loop that will not receive there, as uvloop, gives it instead."""
+        self.memory.append(data)
+        self.received(0)
+
     def at_eof(self) -> bool:
         """Whether there is nothing more, and nothing left."""
         return self._eof and not self._fresh
@@ -144,10 +149,19 @@ class Transport(TcpTransport):
     async def read(self, buffer_size: int) -> Any:
         """What has come; see nats-py."""
         if self._flowing:
-            await asyncio.sleep(GATHER)
+            await self._gather()
         data = await super().read(max(buffer_size, READ))
         self._flowing = len(data) >= FLOW
         return data
+
+    async def _gather(self) -> None:
+        """Let what comes wait in the kernel for a moment: every look at it is a turn of the event loop."""
+        transport: Any = self._io_writer and self._io_writer.transport
+        transport.pause_reading()
+        try:
+            await asyncio.sleep(GATHER)
+        finally:
+            transport.resume_reading()
 
 
 def supported() -> bool:

@@ -31,7 +31,7 @@ POLL = 1.0
 STALLED = 0.1
 """Without a message for so many seconds, while many are held, the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
-CATCH_UP_POLL = 0.05
+CATCH_UP_POLL = 0.02
 MARK = 15.0
 """Seconds between looks at the watermark."""
 IDLE_MARK = timedelta(minutes=1)

@@ -255,7 +255,12 @@ class FrameParser(Parser):
         spaces = np.flatnonzero(lines == _SPACE)
         if not len(spaces):
             return
-        first, beyond = np.searchsorted(spaces, edges[:-1]), np.searchsorted(spaces, edges[1:])
+        first = np.arange(0, len(spaces), _WORDS)  # if each line has so many, as most often
+        if len(spaces) != _WORDS * len(starts) or not (
+            (spaces[first] >= edges[:-1]).all() and (spaces[first + _WORDS - 1] < edges[1:]).all()
+        ):
+            first = np.searchsorted(spaces, edges[:-1])
+        beyond = np.append(first[1:], len(spaces))
 
         def space(index: Any) -> Any:
             return spaces.take(index, mode="clip")
@@ -264,9 +269,11 @@ class FrameParser(Parser):
         words = beyond - first - headers
         bare = words == _WORDS - 1
         subject, behind_sid, last = space(first) + 1, space(first + 2), space(beyond - 1)
-        sids, sids_right = _decimals(lines, space(first + 1) + 1, behind_sid)
-        sizes, sizes_right = _decimals(lines, last + 1, edges[1:])
-        right = ((words == _WORDS) | bare) & sids_right & sizes_right
+        numbers, canonical = _decimals(
+            lines, np.concatenate((space(first + 1), last)) + 1, np.concatenate((behind_sid, edges[1:]))
+        )
+        (sids, sizes), canonical = numbers.reshape(2, -1), canonical.reshape(2, -1)
+        right = ((words == _WORDS) | bare) & canonical[0] & canonical[1]
         headers_sizes = np.zeros(len(starts), np.int64)
         if headers.any():
             found, headers_right = _decimals(lines, space(beyond - 2) + 1, last)

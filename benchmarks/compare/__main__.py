@@ -29,7 +29,7 @@ from benchmarks.compare import claims, results
 from benchmarks.compare.chart import Panel, chart
 from benchmarks.compare.machine import machine, versions
 from benchmarks.compare.measure import FailedError, measure
-from benchmarks.compare.orders import Scenario, fill, fitting
+from benchmarks.compare.orders import UNACKED, Scenario, fill, fitting
 from benchmarks.compare.peers import UnavailableError
 from benchmarks.compare.results import MIB, Results, cpu, rate
 from benchmarks.compare.runners import OPTIONAL, Runner, Work, runners
@@ -40,6 +40,8 @@ RESULTS = Path(__file__).parents[1] / "results"
 README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- comparison: `make bench ARGS=--publish` writes this -->", "<!-- end of the comparison -->"
 OURS = ["jetcapture-raw", "jetcapture-json"]
+MANY = 250_000
+"""Messages of 10,000 keys, of which each takes fifty times as long."""
 Case = tuple[Scenario, str]
 
 
@@ -55,6 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, nargs="+", help="how many regions the messages have")
     parser.add_argument("--runners", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--replicas", type=int, nargs="+", help="processes that share the work")
+    parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
     parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
     parser.add_argument("--output", type=Path, help="a directory for table, chart and all figures")
     parser.add_argument("--publish", action="store_true", help="write them to benchmarks/results, and into the README")
@@ -70,12 +73,20 @@ def cases(options: argparse.Namespace) -> list[Case]:
         wanted = [(base, name) for name in names]
         others = [
             (Scenario(size=10_000, messages=fitting(options.messages, 10_000)), ["limit", *OURS]),
-            (Scenario(keys=10_000, messages=options.messages), OURS),
+            (Scenario(keys=10_000, messages=min(options.messages, MANY)), OURS),
+            (Scenario(keys=10_000, messages=min(options.messages, MANY), unacked=5 * UNACKED), OURS),
             (Scenario(replicas=3, messages=options.messages), OURS),
         ]
         return wanted + [(scenario, name) for scenario, found in others for name in found if name in names]
     found = [
-        Scenario(size=size, keys=keys, messages=fitting(options.messages, size), replicas=replicas, store=store)
+        Scenario(
+            size=size,
+            keys=keys,
+            messages=fitting(options.messages, size),
+            replicas=replicas,
+            store=store,
+            unacked=options.unacked,
+        )
         for size, keys, replicas, store in product(
             options.sizes or [250], options.keys or [4], options.replicas or [1], options.store or ["local"]
         )

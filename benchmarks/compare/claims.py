@@ -38,7 +38,11 @@ def claims(results: Results) -> list[Claim]:
 
 
 def _claims(results: Results) -> Iterator[Claim]:
-    at = {(scenario.size, scenario.keys, scenario.replicas, scenario.store): scenario for scenario in results.scenarios}
+    at = {
+        (scenario.size, scenario.keys, scenario.replicas, scenario.store): scenario
+        for scenario in results.scenarios
+        if scenario.unacked == BASE.unacked
+    }
     base = at.get((BASE.size, BASE.keys, 1, "local"), BASE)
 
     def least(what: str, ours: tuple[Scenario, str], theirs: tuple[Scenario, str], bound: float) -> Claim:
