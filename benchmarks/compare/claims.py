@@ -77,7 +77,7 @@ def _short(name: str) -> str:
 
 def table(found: list[Claim]) -> str:
     """The claims in Markdown."""
-    lines = ["| | must be | is | |", "|---|---|---|---|"]
+    lines = ["| | goal | is | |", "|---|---|---|---|"]
     for claim in found:
         bound = f"{'at least' if claim.least else 'at most'} {claim.bound:g} times"
         lines.append(f"| {claim.what} | {bound} | {claim.ratio:.2f} times | {'yes' if claim.holds else '**no**'} |")
