@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py import layout
-from jetcapture_py.assemble import Assembled, assemble, binary_array, parse_headers
+from jetcapture_py.assemble import Assembled, assemble, parse_headers
 from jetcapture_py.batch import ENVELOPE, REPLY
 from jetcapture_py.received import Received
 
@@ -155,13 +155,6 @@ def test_timestamps_are_floored_to_microseconds(times: list[int]) -> None:
 def test_timestamps_are_points_in_time_in_utc() -> None:
     moment = EPOCH + timedelta(microseconds=NANOSECONDS // 1000)
     assert column(assembled(ack(1)), layout.TIMESTAMP) == [moment]
-
-
-@given(st.lists(st.binary(max_size=20), max_size=30))
-def test_a_binary_array_holds_the_values_it_was_made_of(values: list[bytes]) -> None:
-    array = binary_array(values)
-    array.validate(full=True)
-    assert array.equals(pa.array(values, pa.binary()))
 
 
 # ------------------------------------------------------------------ subjects
