@@ -22,6 +22,7 @@ from jetcapture_py.decode import make_decoder
 from jetcapture_py.encode import EncodedBlock, Encoder
 from jetcapture_py.errors import ConfigError, DrainError
 from jetcapture_py.gate import Gate
+from jetcapture_py.lean import step_back
 from jetcapture_py.prepare import Preparer
 from jetcapture_py.received import Received
 from jetcapture_py.resident import Resident
@@ -89,8 +90,8 @@ class Capture:
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
         self.progress = asyncio.Event()
-        self._decoding = ThreadPoolExecutor(1, "decode")
-        self._storing = ThreadPoolExecutor(config.store.concurrency, "store")
+        self._decoding = ThreadPoolExecutor(1, "decode", initializer=step_back)
+        self._storing = ThreadPoolExecutor(config.store.concurrency, "store", initializer=step_back)
 
     @property
     def memory(self) -> int:

@@ -11,6 +11,7 @@ from importlib.abc import MetaPathFinder
 UNUSED = "pandas"
 _POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_NICENESS = 10
 _MALLOC = {_M_TRIM_THRESHOLD: 1 << 30, _M_MMAP_THRESHOLD: 32 << 20, _M_ARENA_MAX: 1}
 
 
@@ -43,6 +44,15 @@ def _keep_what_was_freed() -> None:
     if mallopt is not None:
         for option, value in _MALLOC.items():
             mallopt(option, value)
+
+
+def step_back() -> None:
+    """Let the other threads of this machine go before the calling one, where threads have a niceness of their own.
+
+    The server waits for who receives and acknowledges, and not for who decodes and stores.
+    """
+    if sys.platform == "linux":
+        os.nice(_NICENESS)
 
 
 def without_pandas() -> None:

@@ -45,6 +45,8 @@ MOST_AT_ONCE = 256 << 20
 LINGER = 0.05
 """A batch is handed on when it has `ENOUGH` messages, or so many seconds after its first one."""
 PAUSE = 0.5
+FRESH = 0.25
+"""Seconds for which an answer about the consumer counts, while a pull is under way: deletion would end that at once."""
 CERTAIN = 3
 """Times in a row that the server must say that the consumer does not exist."""
 CONFIRM_TIMEOUT = 5.0
@@ -105,6 +107,7 @@ class Source:
         self._enough = asyncio.Event()
         self._stopping = self._ended = self._closing = False
         self._last_data = self._answered = 0.0
+        self._known = -FRESH
 
     # ------------------------------------------------------------------ life
 
@@ -201,6 +204,7 @@ class Source:
         event(log, logging.INFO, "nats.reconnected")
         for lane in self._lanes:
             lane.active, lane.not_before = False, 0.0  # pulls die with their connection
+        self._known = -FRESH
         self._wake.set()
 
     async def _closed(self) -> None:
@@ -358,6 +362,7 @@ class Source:
 
     async def refresh(self) -> bool:
         """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
+        asked, reconnects = self._loop.time(), self.reconnects
         try:
             state = await get_consumer(self._api, self.stream, self.consumer)
             if state.created != self.state.created:
@@ -366,6 +371,7 @@ class Source:
                 )
                 return False
             self.state = state
+            self._known = asked if reconnects == self.reconnects else self._known
             self._others = max(0, self.state.unacked - self._unacked())
         except UnavailableError as error:
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
@@ -392,7 +398,7 @@ class Source:
         asked for before, until it answers: nobody would take the acks. And were it another one, of a stream that was
         created again, the same sequences would be other messages.
         """
-        while not self.connected or not await self.refresh():
+        while not self.connected or not (self._is_known() or await self.refresh()):
             if self.failure is not None:
                 return False
             await asyncio.sleep(PAUSE / 5)
@@ -406,6 +412,11 @@ class Source:
             event(log, logging.WARNING, "ack.unconfirmed", messages=len(replies), error=error)
             return False
         return reconnects == self.reconnects
+
+    def _is_known(self) -> bool:
+        """Whether the consumer was there a moment ago, and the server has not said since that it is gone."""
+        fresh = self._loop.time() - self._known < FRESH
+        return fresh and self.failure is None and any(lane.active for lane in self._lanes)
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Tell the server that these messages are still being worked on."""

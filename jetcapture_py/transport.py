@@ -19,10 +19,8 @@ READ = 1 << 20
 """Most bytes taken at once where they are copied."""
 FLOW = 8 << 10
 """When so many bytes have come at once, more are coming: they are waited for..."""
-GATHER, LONGEST = 0.006, 0.024
-"""...so many seconds at least and at most, because a few bytes cost nearly as much time as many..."""
-WORTH = 256 << 10
-"""...and until about so many can have come."""
+GATHER = 0.004
+"""...so many seconds, because a few bytes cost nearly as much time as many. Answers to acks have to wait with them."""
 
 
 class Memory:
@@ -136,7 +134,7 @@ class Transport(TcpTransport):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._pause = 0.0
+        self._flowing = False
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:  # noqa: ARG002
         """Connect; see nats-py."""
@@ -150,10 +148,10 @@ class Transport(TcpTransport):
 
     async def read(self, buffer_size: int) -> Any:
         """What has come; see nats-py."""
-        if self._pause:
+        if self._flowing:
             await self._gather()
         data = await super().read(max(buffer_size, READ))
-        self._pause = min(max(GATHER, WORTH / len(data) * GATHER), LONGEST) if len(data) >= FLOW else 0.0
+        self._flowing = len(data) >= FLOW
         return data
 
     async def _gather(self) -> None:
@@ -161,7 +159,7 @@ class Transport(TcpTransport):
         transport: Any = self._io_writer and self._io_writer.transport
         transport.pause_reading()
         try:
-            await asyncio.sleep(self._pause)
+            await asyncio.sleep(GATHER)
         finally:
             transport.resume_reading()
 

@@ -46,14 +46,16 @@ def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> li
 
 
 def relieve(capture: Capture) -> None:
-    """Seal the largest blocks when more than half of a budget lies open, so that the other half can be stored.
+    """Seal the largest blocks when too much of a budget lies open, so that the rest of it is for what is being stored.
+
+    That is half of it; of what may be unacknowledged less, because a server that waits for acks is slow to take them.
 
     All of them when their memory is missing for a pull: of large messages, a few already fill the budget.
 
     No more than the store takes next: while it is busy, the blocks that wait for it can still grow.
     """
     blocks, limits, unacked = capture.blocks, capture.config.limits, capture.source.unacked_limit
-    rows = blocks.rows - unacked // 2
+    rows = blocks.rows - unacked * 3 // 8
     size = blocks.bytes if capture.source.starved else blocks.bytes - limits.memory // 2
     count = blocks.open - limits.open_blocks
     sealed = blocks.seal_most(
