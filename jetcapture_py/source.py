@@ -29,7 +29,8 @@ from jetcapture_py.wire import Connection
 
 log = logging.getLogger("jetcapture.source")
 
-LANES = 5
+LANES = 10
+"""Together they ask for as much as a consumer may leave unacknowledged by default."""
 HEARTBEAT = 5.0
 """Seconds of silence after which the server confirms that a pull is alive."""
 SILENCE = 12.5
@@ -266,6 +267,10 @@ class Source:
             self._ready.clear()
         return received if received or not self._ended else None
 
+    def hand_on(self) -> None:
+        """Let nobody wait until there are more messages than there are now."""
+        self._enough.set()
+
     def _on_data(self) -> None:
         self._last_data = self._loop.time()
         for lane in self._lanes:
@@ -274,7 +279,7 @@ class Source:
                 self._wake.set()
         self._ready.set()
         if self.waiting >= ENOUGH:
-            self._enough.set()
+            self.hand_on()
 
     def _on_status(self, subject: bytes, block: bytes) -> None:
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
@@ -310,10 +315,9 @@ class Source:
                 if lane.active and (now > lane.expires or now - max(lane.heard, self._last_data) > SILENCE):
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
-            due = [lane for lane in self._lanes if not lane.active and now >= lane.not_before]
-            for number, lane in enumerate(due, 1):
-                if self._client.is_connected:
-                    await self._issue(lane, now, number / len(due))
+            for lane in self._lanes:
+                if not lane.active and now >= lane.not_before and self._client.is_connected:
+                    await self._issue(lane, now)
             try:
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
             except TimeoutError:
@@ -324,15 +328,14 @@ class Source:
         if any(not lane.active for lane in self._lanes):
             self._wake.set()
 
-    async def _issue(self, lane: Lane, now: float, share: float) -> None:
-        """Pull, if there is credit. Lanes that pull at once pull different shares, or they would all end at once."""
+    async def _issue(self, lane: Lane, now: float) -> None:
+        """Pull, if there is credit."""
         size = self._credit()
         self.starved = not size and not any(other.active for other in self._lanes)
         if not size:
             return
-        batch = max(1, int(self.config.source.batch * share))
         state = self.state
-        batch = min(batch, state.max_batch) if state.max_batch else batch
+        batch = min(self.config.source.batch, state.max_batch or self.config.source.batch)
         expires = min(EXPIRES, state.max_expires) if state.max_expires else EXPIRES
         heartbeat = min(HEARTBEAT, expires / 2)
         lane.pull += 1

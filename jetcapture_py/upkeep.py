@@ -31,7 +31,7 @@ POLL = 1.0
 STALLED = 0.1
 """Without a message for so many seconds, while many are held, the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
-CATCH_UP_POLL = 0.02
+CATCH_UP_POLL = 0.01
 MARK = 15.0
 """Seconds between looks at the watermark."""
 IDLE_MARK = timedelta(minutes=1)
@@ -207,7 +207,10 @@ async def _catch_up(capture: Capture, stop: asyncio.Event) -> None:
     """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
     while True:
         await asyncio.sleep(CATCH_UP_POLL)
-        if capture.source.waiting or capture.preparing or capture.source.idle_for() < CATCH_UP_POLL:
+        if capture.preparing or capture.source.idle_for() < CATCH_UP_POLL:
+            continue
+        if capture.source.waiting:
+            capture.source.hand_on()
             continue
         if not await capture.source.refresh():
             continue
