@@ -90,19 +90,47 @@ def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | Non
     if not pc.all(pc.starts_with(replies, head)).as_py():
         return None
     edges, text = text_of(replies)
+    if base == 2 and all(tokens) and (np.diff(edges) == edges[1] - edges[0]).all():
+        numbers = _aligned(text[edges[0] : edges[-1]].reshape(len(replies), -1), tokens)
+        if numbers is not None:
+            return numbers
     found = np.flatnonzero(text[edges[0] : edges[-1]] == ord(".")) + edges[0]
     if len(found) != dots * len(replies):
         return None
     ends = found.reshape(-1, dots)
     if (ends[:, 0] < edges[:-1]).any() or (ends[:, -1] >= edges[1:]).any():
         return None
-    numbers = []
+    found = []
     for token in (base + 2, base + 3, base + 5):
         texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
         if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # signs and hexadecimal digits are not the server's
             return None
-        numbers.append(texts.cast(pa.int64()).to_numpy())
-    return numbers[0], numbers[1], numbers[2]
+        found.append(texts.cast(pa.int64()).to_numpy())
+    return found[0], found[1], found[2]
+
+
+def _aligned(lines: Any, tokens: list[bytes]) -> Numbers | None:
+    """The same, of subjects, one a line of the text, of which every token has as many bytes as the first one's."""
+    ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
+    start = ends[3] + 1
+    dots = ends[4:-1] - start
+    tail = lines[:, start:]
+    digits = tail - np.uint8(ord("0")) < 10
+    where = np.ones(tail.shape[1], bool)
+    where[dots] = False
+    if not (digits == where).all() or (tail[:, dots] != ord(".")).any():
+        return None
+    return tuple(_integers(lines[:, ends[token - 1] + 1 : ends[token]]) for token in (4, 5, 7))
+
+
+def _integers(digits: Any) -> Any:
+    """The numbers in the lines of a text that has nothing but digits."""
+    count, width = digits.shape
+    if width == 1:
+        return digits[:, 0].astype(np.int64) - ord("0")
+    offsets = np.arange(0, (count + 1) * width, width, np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
+    return pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
 
 
 def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tuple[Numbers, list[int]]:

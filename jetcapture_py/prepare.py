@@ -88,7 +88,7 @@ class Preparer:
             quarantine=quarantine,
             quarantine_runs=quarantine_runs,
             messages=len(batch),
-            redelivered=int(pc.sum(pc.greater(delivered, 1)).as_py() or 0),
+            redelivered=int(np.count_nonzero(delivered.to_numpy() > 1)),
             strays=assembled.strays,
             span=_span(batch),
         )
@@ -122,9 +122,11 @@ class Preparer:
                 parts.append(key)
                 wrong.update(dict.fromkeys([index], next(iter(errors.values()))) if errors else {})
             return pa.concat_arrays(parts), wrong or None
-        suspects = np.flatnonzero(pc.fill_null(pc.binary_length(keys), 0).to_numpy() * 3 > layout.MAX_KEY_BYTES)
+        sizes = pc.binary_length(keys)
+        if (pc.max(sizes).as_py() or 0) * 3 <= layout.MAX_KEY_BYTES:
+            return keys, None
         too_long = {}
-        for index in suspects.tolist():
+        for index in np.flatnonzero(pc.fill_null(sizes, 0).to_numpy() * 3 > layout.MAX_KEY_BYTES).tolist():
             size = len(layout.escape_key(keys[index].as_py()).encode())
             if size > layout.MAX_KEY_BYTES:
                 too_long[index] = (
@@ -136,6 +138,8 @@ class Preparer:
         self, batch: MessageBatch, failures: Iterable[Failure], raw_headers: dict[int, bytes]
     ) -> tuple[pa.RecordBatch, Sequence[Run]]:
         found = sorted(failures, key=lambda failure: failure.index)
+        if not found:
+            return batch.rows.slice(0, 0), ()
         rows = batch.rows.take(pa.array([failure.index for failure in found], pa.int32()))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         columns[layout.STAGE] = pa.array([failure.stage for failure in found], pa.string())

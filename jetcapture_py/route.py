@@ -107,14 +107,19 @@ def _column(part: Part, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Strin
     if part.kind == "subject":
         return batch.column(layout.SUBJECT)
     if part.kind == "token":
-        tokens = pc.split_pattern(batch.column(layout.SUBJECT), ".")
-        places = tokens.offsets.to_numpy()
-        index = places[:-1] + int(part.value)
-        missing = index >= places[1:]
-        return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
+        subjects = batch.column(layout.SUBJECT).dictionary_encode()  # most often, there are few different ones
+        return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
         return _header(batch.column(layout.HEADERS), str(part.value))
     return _field(fields, str(part.value), len(batch))
+
+
+def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
+    tokens = pc.split_pattern(subjects, ".")
+    places = tokens.offsets.to_numpy()
+    index = places[:-1] + number
+    missing = index >= places[1:]
+    return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
 
 
 def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
@@ -176,9 +181,11 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
     """
     if not rows.num_rows:
         return rows, ()
-    keys = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
     encoded = keys.dictionary_encode(null_encoding="encode")
-    names = encoded.dictionary.to_pylist()
+    if "" in (names := encoded.dictionary.to_pylist()):
+        keys = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
+        encoded = keys.dictionary_encode(null_encoding="encode")
+        names = encoded.dictionary.to_pylist()
     one = (starts == starts[0]).all()
     bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -187,7 +194,7 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
         order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
         codes = codes[order]
         rows = rows.take(pa.array(order))
-    edges = np.flatnonzero(np.diff(codes.astype(np.int64), prepend=-1)).tolist()
+    edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     runs = [
         Run(
             key=names[int(codes[start]) // len(bucket_values)],

@@ -302,17 +302,21 @@ class FrameParser(Parser):
 
     def _give(self, memory: Memory, sids: Any, bare: Any, rows: Any) -> None:
         """Put messages into their inboxes, up to the first that has none, or is a status."""
-        mine: defaultdict[Inbox, Any] = defaultdict(lambda: np.zeros(len(sids), bool))
+        inboxes = list(dict.fromkeys(self.nc.inboxes.values()))
+        numbers = np.full(max(self.nc.inboxes, default=0) + 2, -1)  # of the inboxes; behind the last one is none
         for sid, inbox in self.nc.inboxes.items():
-            mine[inbox] |= sids == sid
-        wanted = sum((places & ~bare if inbox.statuses else places) for inbox, places in mine.items())
-        count = len(sids) if np.all(wanted) else int(np.argmin(wanted))
+            numbers[sid] = inboxes.index(inbox)
+        owners = numbers.take(sids, mode="clip")
+        wanted = owners >= 0
+        if bare.any():
+            wanted &= ~bare | ~np.array([inbox.statuses for inbox in inboxes])[owners]
+        count = len(sids) if wanted.all() else int(wanted.argmin())
         if not count:
             return
         memory.start, before = int(rows[count - 1, -1]) + 2, memory.start
         self._typical = (memory.start - before) // count
-        for inbox, places in mine.items():
-            some = places[:count]
+        for number, inbox in enumerate(inboxes):
+            some = owners[:count] == number
             if some.all():
                 inbox.add(memory.segment, rows[:count], sids[:count])
             elif some.any():
@@ -336,14 +340,14 @@ def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
     """The numbers between these places of a text, and which of them are canonical and short enough to be ones."""
     widths = ends - starts
     width = int(min(widths.max(initial=1), _MOST_DIGITS_TOGETHER))
-    places = ends[:, None] - np.arange(width, 0, -1)
-    digits = text.take(places, mode="clip") - np.uint8(ord("0"))
-    digits[places < starts[:, None]] = 0
-    right = (widths > 0) & (widths <= width)
-    if (digits >= 10).any():
-        right &= (digits < 10).all(1)
-    right &= (widths == 1) | (text.take(starts, mode="clip") != ord("0"))
-    return digits @ 10 ** np.arange(width - 1, -1, -1), right
+    right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))
+    values = np.zeros(len(starts), np.int64)
+    for place in range(width):  # from the last digit on
+        digits = text.take(ends - 1 - place, mode="clip") - np.uint8(ord("0"))
+        digits *= widths > place
+        right &= digits < 10
+        values += digits * np.int64(10**place)
+    return values, right
 
 
 def _frame_length(line: bytes, position: int, start: int) -> int:
