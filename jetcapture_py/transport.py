@@ -19,7 +19,7 @@ READ = 1 << 20
 """Most bytes taken at once where they are copied."""
 FLOW = 8 << 10
 """When so many bytes have come at once, more are coming: they are waited for..."""
-GATHER = 0.004
+GATHER = 0.005
 """...so many seconds, because a few bytes cost nearly as much time as many. Answers to acks have to wait with them."""
 
 
