@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py import layout
-from jetcapture_py.assemble import Assembled, assemble, parse_headers
+from jetcapture_py.assemble import Assembled, _ack_numbers, _checked_numbers, assemble, parse_headers
 from jetcapture_py.batch import ENVELOPE, REPLY
 from jetcapture_py.received import Received
 
@@ -133,6 +133,26 @@ def test_a_frame_that_is_not_from_our_consumer_is_left_out_and_counted(stray: by
         assert column(result, layout.SEQ) == [1, 2]
         assert column(result, layout.PAYLOAD) == [b"payload 0", b"payload 2"]
         assert column(result, REPLY) == [ack(1, form=form), ack(2, form=form)]
+
+
+@given(
+    st.lists(st.integers(100, 999), min_size=1, max_size=5),
+    st.sampled_from(["short", "domain", "token"]),
+    st.integers(0, 4),
+    st.integers(0, 80),
+    st.sampled_from([*b".019/:- +_a\x00\xff"]),
+)
+def test_one_wrong_byte_changes_what_it_changes_read_one_by_one(
+    seqs: list[int], form: str, row: int, place: int, byte: int
+) -> None:
+    replies = [bytearray(ack(seq, form=form)) for seq in seqs]
+    changed = replies[row % len(replies)]
+    changed[place % len(changed)] = byte
+    texts = [bytes(reply) for reply in replies]
+    numbers, keep = _ack_numbers(pa.array(texts, pa.binary()), "S", "C")
+    expected, real = _checked_numbers(texts, b"S", b"C")
+    assert [each.tolist() for each in numbers] == [each.tolist() for each in expected]
+    assert (list(range(len(texts))) if keep is None else keep) == real
 
 
 def test_a_delivery_count_that_its_column_cannot_hold_is_the_highest_it_can() -> None:
