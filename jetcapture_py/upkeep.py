@@ -55,11 +55,11 @@ def relieve(capture: Capture) -> None:
     No more than the store takes next: while it is busy, the blocks that wait for it can still grow.
     """
     blocks, limits, unacked = capture.blocks, capture.config.limits, capture.source.unacked_limit
-    rows = blocks.rows - unacked * 3 // 8
+    rows = blocks.rows - unacked // 3
     size = blocks.bytes if capture.source.starved else blocks.bytes - limits.memory // 2
     count = blocks.open - limits.open_blocks
     sealed = blocks.seal_most(
-        rows=rows + unacked // 8 if rows > 0 else 0,
+        rows=rows + unacked // 32 if rows > 0 else 0,
         size=size + limits.memory // 8 if size > 0 else 0,
         blocks=count + limits.open_blocks // 8 if count > 0 else 0,
         most=capture.room,
