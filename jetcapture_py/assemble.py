@@ -128,7 +128,7 @@ def _integers(digits: Any) -> Any:
     count, width = digits.shape
     if width == 1:
         return digits[:, 0].astype(np.int64) - ord("0")
-    offsets = np.arange(0, (count + 1) * width, width, np.int32)
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
     return pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
 
