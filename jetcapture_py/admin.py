@@ -34,6 +34,7 @@ class ConsumerState:
     unacked: int
     ack_wait: float
     max_ack_pending: int
+    max_waiting: int
     max_batch: int
     max_bytes: int
     max_expires: float
@@ -57,6 +58,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         unacked=info.get("num_ack_pending", 0),
         ack_wait=min(wait for wait in waits if wait > 0) / _NANOSECOND,
         max_ack_pending=max_ack_pending if max_ack_pending > 0 else unlimited,
+        max_waiting=max(0, config.get("max_waiting", 0)),
         max_batch=config.get("max_batch", 0),
         max_bytes=config.get("max_bytes", 0),
         max_expires=config.get("max_expires", 0) / _NANOSECOND,

@@ -315,7 +315,7 @@ class Source:
                 if lane.active and (now > lane.expires or now - max(lane.heard, self._last_data) > SILENCE):
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
-            for lane in self._lanes:
+            for lane in self._lanes[: self.state.max_waiting or LANES]:  # the server is silent about those beyond
                 if not lane.active and now >= lane.not_before and self._client.is_connected:
                     await self._issue(lane, now)
             try:

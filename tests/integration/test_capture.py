@@ -177,6 +177,19 @@ def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_se
     asyncio.run(scenario())
 
 
+def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(1000))
+        async with connection(server.url) as client:
+            await client.jetstream().add_consumer(STREAM, durable_name=CONSUMER, ack_policy="explicit", max_waiting=2)
+        capture = await capture_all(config(server.url, tmp_path / "archive", source={"batch": 100}))
+        assert capture.stats.acked == 1000
+        assert [lane.pull > 0 for lane in capture.source._lanes] == [True] * 2 + [False] * 8
+
+    asyncio.run(scenario())
+
+
 def test_two_replicas_share_the_limit_without_stalling_each_other(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
