@@ -31,7 +31,6 @@ def with_the_systems_allocator(env: MutableMapping[str, str] = os.environ) -> No
     """
     if env.setdefault(_POOL, "system") == "system":
         _keep_what_was_freed()
-    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which has nothing to do here but wait in a loop
 
 
 def _keep_what_was_freed() -> None:

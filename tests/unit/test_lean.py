@@ -6,7 +6,7 @@ import sys
 import pytest
 
 ALLOCATE = """
-import ctypes, os, threading
+import ctypes, threading
 from jetcapture_py import lean
 {setting}
 lean.with_the_systems_allocator()
@@ -18,7 +18,7 @@ def work():
 threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-print(pa.default_memory_pool().backend_name, os.environ["OPENBLAS_NUM_THREADS"], flush=True)
+print(pa.default_memory_pool().backend_name, flush=True)
 ctypes.CDLL(None).malloc_stats()
 """
 
@@ -33,11 +33,11 @@ def run(setting: str) -> tuple[str, str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="other C libraries are not told")
 def test_threads_share_the_memory_that_was_freed() -> None:
     said, arenas = run("")
-    assert said == "system 1"
+    assert said == "system"
     assert "Arena 0:" in arenas
     assert "Arena 1:" not in arenas
 
 
 def test_what_the_environment_says_is_left_as_it_is() -> None:
-    said, _ = run('os.environ |= {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc", "OPENBLAS_NUM_THREADS": "3"}')
-    assert said == "mimalloc 3"
+    said, _ = run('import os; os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "mimalloc"')
+    assert said == "mimalloc"
