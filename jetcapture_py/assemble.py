@@ -91,22 +91,22 @@ def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | Non
         return None
     edges, text = text_of(replies)
     if base == 2 and all(tokens) and (np.diff(edges) == edges[1] - edges[0]).all():
-        numbers = _aligned(text[edges[0] : edges[-1]].reshape(len(replies), -1), tokens)
-        if numbers is not None:
-            return numbers
+        aligned = _aligned(text[edges[0] : edges[-1]].reshape(len(replies), -1), tokens)
+        if aligned is not None:
+            return aligned
     found = np.flatnonzero(text[edges[0] : edges[-1]] == ord(".")) + edges[0]
     if len(found) != dots * len(replies):
         return None
     ends = found.reshape(-1, dots)
     if (ends[:, 0] < edges[:-1]).any() or (ends[:, -1] >= edges[1:]).any():
         return None
-    found = []
+    numbers = []
     for token in (base + 2, base + 3, base + 5):
         texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
         if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # signs and hexadecimal digits are not the server's
             return None
-        found.append(texts.cast(pa.int64()).to_numpy())
-    return found[0], found[1], found[2]
+        numbers.append(texts.cast(pa.int64()).to_numpy())
+    return numbers[0], numbers[1], numbers[2]
 
 
 def _aligned(lines: Any, tokens: list[bytes]) -> Numbers | None:

@@ -182,10 +182,9 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
     if not rows.num_rows:
         return rows, ()
     encoded = keys.dictionary_encode(null_encoding="encode")
-    if "" in (names := encoded.dictionary.to_pylist()):
-        keys = pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
-        encoded = keys.dictionary_encode(null_encoding="encode")
-        names = encoded.dictionary.to_pylist()
+    names = encoded.dictionary.to_pylist()
+    if "" in names:
+        return group(rows, pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys), starts)
     one = (starts == starts[0]).all()
     bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)

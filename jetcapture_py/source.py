@@ -108,7 +108,7 @@ class Source:
         self._enough = asyncio.Event()
         self._stopping = self._ended = self._closing = False
         self._last_data = self._answered = 0.0
-        self._known = -FRESH
+        self._known = (0, -FRESH)  # at which connection, and when, the consumer was last found to be the same
 
     # ------------------------------------------------------------------ life
 
@@ -205,7 +205,6 @@ class Source:
         event(log, logging.INFO, "nats.reconnected")
         for lane in self._lanes:
             lane.active, lane.not_before = False, 0.0  # pulls die with their connection
-        self._known = -FRESH
         self._wake.set()
 
     async def _closed(self) -> None:
@@ -365,7 +364,7 @@ class Source:
 
     async def refresh(self) -> bool:
         """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
-        asked, reconnects = self._loop.time(), self.reconnects
+        asked = self.reconnects, self._loop.time()
         try:
             state = await get_consumer(self._api, self.stream, self.consumer)
             if state.created != self.state.created:
@@ -374,7 +373,7 @@ class Source:
                 )
                 return False
             self.state = state
-            self._known = asked if reconnects == self.reconnects else self._known
+            self._known = asked
             self._others = max(0, self.state.unacked - self._unacked())
         except UnavailableError as error:
             event(log, logging.DEBUG, "consumer.unavailable", error=error)
@@ -418,7 +417,8 @@ class Source:
 
     def _is_known(self) -> bool:
         """Whether the consumer was there a moment ago, and the server has not said since that it is gone."""
-        fresh = self._loop.time() - self._known < FRESH
+        connection, asked = self._known
+        fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
         return fresh and self.failure is None and any(lane.active for lane in self._lanes)
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:

@@ -41,7 +41,7 @@ README = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- comparison: `make bench ARGS=--publish` writes this -->", "<!-- end of the comparison -->"
 OURS = ["jetcapture-raw", "jetcapture-json"]
 MANY = 100_000
-"""Messages of 10,000 keys, of which each takes fifty times as long."""
+"""Messages of 10,000 keys, of which each takes a hundred times as long."""
 Case = tuple[Scenario, str]
 
 
