@@ -58,12 +58,12 @@ class Chunk:
         return self.rows.slice(*self.runs[index])
 
     def release(self, index: int) -> None:
-        """Run `index` is not needed any more; rewrite the chunk when less than a quarter of it is."""
+        """Run `index` is not needed any more; rewrite the chunk when less than half of it is."""
         self.live -= self.runs[index][1]
         self.runs[index] = (0, 0)
         if not self.live:
             self._hold(EMPTY)
-        elif self.live * 4 < self.rows.num_rows:
+        elif self.live * 2 < self.rows.num_rows:
             self._rewrite()
 
     def _rewrite(self) -> None:

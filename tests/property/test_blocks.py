@@ -229,7 +229,7 @@ class AnyOrder(RuleBasedStateMachine):
             for number in model.rows:
                 held[next(at for at, (numbers, _) in enumerate(self.batches) if number in numbers)] += 1
         least = sum(rows * self.batches[at][1] for at, rows in held.items())
-        most = sum(4 * rows * (self.batches[at][1] + ROW_OVERHEAD) + CHUNK_OVERHEAD for at, rows in held.items())
+        most = sum(2 * rows * (self.batches[at][1] + ROW_OVERHEAD) + CHUNK_OVERHEAD for at, rows in held.items())
         assert least <= self.blocks.memory.bytes <= most
         assert (self.blocks.memory.bytes == 0) == (not held)
 
