@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 app = typer.Typer(
     name="jetcapture",
@@ -30,7 +31,7 @@ def main() -> None:
             typer.echo(f"jetcapture: {problem}", err=True)
         sys.exit(2)
     except JetcaptureError as error:
-        typer.echo(f"jetcapture: {error}", err=True)
+        typer.echo(f"jetcapture: {one_line(str(error), LONGEST_LOGGED)}", err=True)
         sys.exit(1)
 
 

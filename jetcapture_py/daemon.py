@@ -16,6 +16,7 @@ from jetcapture_py.config import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
 from jetcapture_py.plugins import is_reference
+from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 log = logging.getLogger("jetcapture")
 
@@ -88,7 +89,7 @@ def _failed(*errors: BaseException) -> NoReturn:
     """Say why, and end; a thread may hang in the store for ever, and nothing it does can be acknowledged any more."""
     for error in errors:
         known = isinstance(error, JetcaptureError)
-        event(log, logging.ERROR, "capture.failed", error=str(error) if known else error)
+        event(log, logging.ERROR, "capture.failed", error=one_line(str(error), LONGEST_LOGGED) if known else error)
         if not known:
             log.debug("traceback", exc_info=error)
     leave(FAILED)

@@ -504,7 +504,7 @@ def _spark_noise_to(path: Path) -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from spark_jobs.job import one_line
+    from spark_jobs.job import spark_error
 
     sys.stderr.flush()
     saved = os.dup(2)
@@ -513,7 +513,7 @@ def _spark_noise_to(path: Path) -> Iterator[None]:
             os.dup2(file.fileno(), 2)
         yield
     except (PySparkException, Py4JError) as error:
-        raise JetcaptureError(f"Spark failed: {one_line(error)}; see {path}") from error
+        raise JetcaptureError(f"Spark failed: {spark_error(error)}; see {path}") from error
     finally:
         sys.stderr.flush()
         os.dup2(saved, 2)

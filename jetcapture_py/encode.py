@@ -21,7 +21,8 @@ from jetcapture_py.batch import REPLY
 from jetcapture_py.block import BlockId
 from jetcapture_py.decode.unify import conform, unify
 from jetcapture_py.encodings import settings
-from jetcapture_py.log import event, one_line
+from jetcapture_py.log import event
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.encode")
 
@@ -85,7 +86,7 @@ class Encoder:
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
         rows = []
-        reason = one_line(error)[:300]
+        reason = one_line(error)
         for batch in batches:
             count = len(batch)
             headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from jetcapture_py.text import LONGEST_LOGGED, one_line
 from jetcapture_py.units import escaped
 
 ROOTS = ("jetcapture", "jetcapture_py")
@@ -27,7 +28,6 @@ FIELDS = "jetcapture_fields"
 """Name of a log record's attribute that holds the event's fields."""
 
 _RESERVED = ("ts", "level", "event")
-_USERINFO = re.compile(r"//[^/\s\"'<>]*@")
 _BARE = re.compile(r'[^\s="\\]+')
 
 
@@ -58,19 +58,6 @@ def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noq
 def event(logger: logging.Logger, level: int, name: str, /, **fields: object) -> None:
     """Log the event `name`, such as "block.stored". Fields that are exceptions become one line."""
     logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
-
-
-def without_credentials(text: str) -> str:
-    """The text with `***` for what stands before the host in an address: libraries quote the addresses they use."""
-    return _USERINFO.sub("//***@", text)
-
-
-def one_line(error: BaseException) -> str:
-    """`Type: text` without line breaks and credentials in addresses; a group shows the errors it is made of."""
-    text = without_credentials(" ".join(str(error).split()))
-    if isinstance(error, BaseExceptionGroup):
-        text = f"{' '.join(error.message.split())} [{'; '.join(one_line(part) for part in error.exceptions)}]"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class TextFormatter(logging.Formatter):
@@ -111,11 +98,11 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """The event's fields as plain values; what a library logged becomes fields, too."""
     given: Mapping[str, object] | None = getattr(record, FIELDS, None)
     if given is None:
-        message = without_credentials(" ".join(record.getMessage().split()))
+        message = one_line(record.getMessage(), LONGEST_LOGGED)
         given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
     fields = {str(name): _plain(value) for name, value in given.items()}
     if record.exc_info and record.exc_info[1] is not None:
-        fields.setdefault("error", one_line(record.exc_info[1]))
+        fields.setdefault("error", one_line(record.exc_info[1], LONGEST_LOGGED))
     return fields
 
 
@@ -126,7 +113,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BaseException):
-        return one_line(value)
+        return one_line(value, LONGEST_LOGGED)
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, Mapping):

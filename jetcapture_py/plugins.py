@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
-from jetcapture_py.log import one_line
+from jetcapture_py.text import one_line
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 

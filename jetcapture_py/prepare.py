@@ -19,6 +19,7 @@ from jetcapture_py.assemble import assemble
 from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, Run, buckets, group
+from jetcapture_py.text import one_line
 
 _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
 """Column names that are not a decoder's to give."""
@@ -63,7 +64,7 @@ class Preparer:
         decoded = decode_each(self.decoder, readable)
         for failure in decoded.failures:
             index = failure.index if good is None else int(good[failure.index])
-            failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
+            failures[index] = Failure(index=index, stage=failure.stage, error=one_line(failure.error))
         messages, fields = decoded.messages, decoded.fields
         rows = readable if messages is None else _take(readable, messages)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
@@ -204,12 +205,6 @@ def _complete(decoded: Decoded, count: int) -> bool:
         return False
     seen[failed] = True
     return bool(seen.all())
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as one line of at most 300 characters, without control characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)[:300]
 
 
 def _first_rows(messages: pa.Int32Array | None) -> Any:

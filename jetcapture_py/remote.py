@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName, escape_key
-from jetcapture_py.log import one_line
+from jetcapture_py.text import one_line
 
 PROBE = "_probe"
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
@@ -32,7 +32,6 @@ ATTEMPTS, SLOWEST = 2, 128 << 10
 timeouts end neither a wait for leave to send an object to S3 nor one for a server that stopped to read."""
 RENEW = 5.0
 """Seconds from one look for new credentials to the next."""
-_LONGEST_ERROR = 300
 _CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -81,9 +80,7 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
     try:
         return FsspecStore(scheme, root, options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"store.options: {scheme}:// cannot be used with them; {one_line(error)[:_LONGEST_ERROR]}"
-        ) from error
+        raise ConfigError(f"store.options: {scheme}:// cannot be used with them; {one_line(error)}") from error
 
 
 class FsspecStore:
@@ -225,7 +222,7 @@ class FsspecStore:
 def _said(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    return one_line(error)[:_LONGEST_ERROR]
+    return one_line(error)
 
 
 def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseException]:

@@ -19,11 +19,10 @@ from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py import layout
 from jetcapture_py.errors import StoreError
-from jetcapture_py.log import one_line
 from jetcapture_py.remote import FsspecStore, open_remote, root_of
+from jetcapture_py.text import one_line
 
 _KEY = "{key}"
-_LONGEST_ERROR = 300
 _REMOTE_THREADS, _LOCAL_THREADS = 16, 1
 
 
@@ -113,7 +112,7 @@ class Shelf:
         except FileNotFoundError:
             return {}
         except Exception as error:  # each fsspec backend has errors of its own
-            raise StoreError(f"cannot list {directory or '/'}: {one_line(error)[:_LONGEST_ERROR]}") from error
+            raise StoreError(f"cannot list {directory or '/'}: {one_line(error)}") from error
 
     def _roots(self) -> list[str]:
         """The roots that are there."""
@@ -138,7 +137,7 @@ class Shelf:
         except FileNotFoundError as error:
             raise GoneError(f"{file.path} is gone") from error
         except Exception as error:
-            raise StoreError(f"cannot read {file.path}: {one_line(error)[:_LONGEST_ERROR]}") from error
+            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
 
     def again(self, file: File) -> File:
         """The same file as it is now: it may have been stored once more since. Raises GoneError, StoreError."""
@@ -147,7 +146,7 @@ class Shelf:
         except FileNotFoundError as error:
             raise GoneError(f"{file.path} is gone") from error
         except Exception as error:
-            raise StoreError(f"cannot read {file.path}: {one_line(error)[:_LONGEST_ERROR]}") from error
+            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
 
     def open(self, file: File) -> pa.PythonFile:
         """The file for Arrow, which reads no more of it than it needs."""
@@ -160,7 +159,7 @@ class Shelf:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise StoreError(f"cannot read {path}: {one_line(error)[:_LONGEST_ERROR]}") from error
+            raise StoreError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def _fresh(fs: Any) -> Any:

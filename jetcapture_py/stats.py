@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError
-from jetcapture_py.log import one_line
+from jetcapture_py.text import one_line
 
 SLOW = 60.0
 """Seconds without an answer after which the store counts as hanging."""
@@ -63,7 +63,7 @@ class Storing:
         for error in errors:
             self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
         first = errors[0]
-        self._failing[turn] = str(first) if isinstance(first, JetcaptureError) else one_line(first)
+        self._failing[turn] = one_line(str(first) if isinstance(first, JetcaptureError) else first)
         self._asked.pop(turn, None)
 
     def ended(self, turn: object) -> None:

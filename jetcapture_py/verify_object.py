@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from jetcapture_py import layout
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.log import one_line
 from jetcapture_py.shelf import File, Shelf
+from jetcapture_py.text import one_line
 
 TAIL = 64 << 10
 """Bytes from an object's end that are read at once, in the hope that the footer is no longer."""

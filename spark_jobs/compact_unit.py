@@ -17,7 +17,7 @@ from jetcapture_py.block import BlockId
 from jetcapture_py.encode import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.log import one_line
+from jetcapture_py.text import one_line
 from spark_jobs.archive import LONGEST_INTERVAL
 from spark_jobs.compact_columns import classes
 from spark_jobs.compact_plan import TOLERANCE, Source, Span, Unit, removable, spans

@@ -16,8 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.log import one_line
 from jetcapture_py.store import open_store
+from jetcapture_py.text import one_line
 from spark_jobs.compact_plan import Source
 from spark_jobs.storage import Place
 

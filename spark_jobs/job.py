@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from jetcapture_py import config, config_types, config_yaml, errors, layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.log import without_credentials
+from jetcapture_py.text import LONGEST_LOGGED, one_line
 from spark_jobs.storage import spark_settings
 
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
@@ -171,21 +171,23 @@ def guarded(name: str, job: Callable[[], object]) -> int:
         sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
         return 2
     except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
-        sys.stderr.write(f"{name}: {without_credentials(one_line(error))}\n")
+        sys.stderr.write(f"{name}: {spark_error(error)}\n")
         return 1
     return 0
 
 
-def one_line(error: Exception) -> str:
-    """A Spark error as one clear line for a terminal; of what a Python worker raised, that."""
+def spark_error(error: Exception) -> str:
+    """Describe an error of Spark in one line for a terminal; if a Python worker raised it, by what that raised."""
     text = error.getMessage() if isinstance(error, PySparkException) else str(error)
     text = (text or type(error).__name__).strip()
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:
         name, message = raised.groups()
-        return message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
-    return text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+        found = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
+    else:
+        found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    return one_line(found, LONGEST_LOGGED)
 
 
 def _time(text: str) -> datetime:

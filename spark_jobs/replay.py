@@ -41,7 +41,7 @@ from jetcapture_py import layout
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.publish import WINDOW
-from spark_jobs.job import guarded, one_line, session
+from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.login import login, login_at
 from spark_jobs.query import query
 from spark_jobs.replay_arguments import pace_of, parse, selected
@@ -186,7 +186,7 @@ def _run(frame: DataFrame, task: Task) -> list[Row]:
     try:
         return frame.mapInArrow(task.function(), RESULT).collect()
     except PythonException as error:
-        raise SourceError(f"{one_line(error)}; replay id {task.replay_id}") from error
+        raise SourceError(f"{spark_error(error)}; replay id {task.replay_id}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from jetcapture_py import layout, watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import METADATA_PREFIX, ObjectName
-from jetcapture_py.log import one_line
+from jetcapture_py.text import one_line
 from jetcapture_py.watermark import Watermark
 from spark_jobs.objects import VanishedError
 from spark_jobs.storage import Place

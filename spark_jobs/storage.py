@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.log import one_line
 from jetcapture_py.remote import EXTRAS, with_secrets
+from jetcapture_py.text import one_line
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from jetcapture_py import layout
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.text import one_line
 
 REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.MsgspecError, pa.ArrowException)
 """What msgspec, Arrow and our own checks raise over data; anything else is a bug or a dying process."""
-MAX_ERROR = 300
-"""Longest text of a failure, in characters."""
 
 Row = TypeVar("Row")
 Build = Callable[[list[Any]], pa.Array]
@@ -41,10 +40,8 @@ class Values:
 
 
 def failure(index: int, error: object, stage: str = "decode") -> Failure:
-    """A failure whose text is one printable line of at most `MAX_ERROR` characters."""
-    text = str(error)[: 2 * MAX_ERROR] or type(error).__name__
-    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return Failure(index=index, stage=stage, error=text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 3]}...")
+    """A failure with the text of `error`, without the type of an exception where it has a text."""
+    return Failure(index=index, stage=stage, error=one_line(str(error) or type(error).__name__))
 
 
 def show(value: object) -> str:

@@ -27,8 +27,8 @@ import yaml
 
 from jetcapture_py import cli
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.log import one_line, without_credentials
 from jetcapture_py.store import open_store
+from jetcapture_py.text import one_line, without_credentials
 from tests.support import s3
 from tests.support.credentials import certificate, seed_of
 from tests.support.nats_server import NatsServer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jetcapture_py import layout
 from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.decode import InferringJsonDecoder, RawDecoder
-from jetcapture_py.prepare import Prepared, Preparer, one_line
+from jetcapture_py.prepare import Prepared, Preparer
 from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, TemplateKey
 
@@ -351,14 +351,6 @@ def test_an_empty_batch_gives_nothing(decoder: Callable[[], Decoder], key: str) 
     prepared = prepare(decoder=decoder(), key=key)
     assert (prepared.rows.num_rows, prepared.quarantine.num_rows, prepared.messages) == (0, 0, 0)
     assert (tuple(prepared.runs), tuple(prepared.quarantine_runs)) == ((), ())
-
-
-@given(st.text(), st.sampled_from([ValueError, KeyError, OSError]))
-def test_an_exception_is_told_in_one_printable_line(text: str, kind: type[Exception]) -> None:
-    line = one_line(kind(text))
-    assert line.isprintable()
-    assert len(line) <= 300
-    assert line.startswith(kind.__name__)
 
 
 def test_fields_called_like_the_envelope_take_nobodys_place() -> None:

@@ -1,0 +1,76 @@
+"""Make text from elsewhere fit for a log line, a terminal and the quarantine: short, printable, without credentials.
+
+Errors of libraries and of user code quote whatever they were working on: addresses with passwords, whole payloads,
+control characters. `one_line` is the one way from an error to text that is stored or logged.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 300
+"""Most characters of an error that is stored, or that becomes part of another error."""
+LONGEST_LOGGED = 2000
+"""Most characters of an error in the log, where the reason may come after long paths."""
+
+_MOST_READ = 1 << 16
+_MOST_PARTS = 10
+"""Errors of a group that are shown."""
+
+_USERINFO = re.compile(r"""//(?:[^/\s"'<>]*|[^/\s"'<>@:]*:(?!\d+[/?#])(?:/?[^/\s"'<>])*/?)@""")
+"""What stands before the host in an address; a slash in a password should have been escaped, but may not be."""
+_NAMES = ("pass", "pwd", "secret", "token", "key", "credential", "sig", "seed", "authorization")
+_VALUE = r"""(?:(?:[bu]|[A-Z]\w{0,20}\()?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)|[^\s"']+)"""
+_NAMED = re.compile(
+    rf"""
+    ( (?: password|passwd|passphrase|pwd|secret )[\w-]{{0,20}}["']?[ ]?[=:][ ]?
+    | (?: token|(?:api|access|account|private)[_-]?key(?:[_-]?id)?|credentials?|signature|(?<![a-z])sig|(?<![a-z])seed )
+      (?: ["'][ ]?[=:] | [ ]?= )[ ]?
+    | authorization["']?[ ]?[=:][ ]?(?:(?:basic|bearer)[ ])?
+    ) {_VALUE}""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""A value whose name says that it is secret, as in a query string, a connection string, a header, JSON or a repr."""
+_SHAPED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
+"""NKey seeds and JSON Web Tokens."""
+_SHORTEST = 16
+
+
+def one_line(error: object, limit: int = LONGEST) -> str:
+    """Describe an error in one printable line of at most `limit` characters, without credentials.
+
+    An exception is shown as `Type: text`, a group with the errors in it; anything else as its text. Never raises.
+    """
+    text = _text(error).lstrip()
+    words = text[:_MOST_READ].split()
+    if len(text) > _MOST_READ and len(words) > 1:
+        words.pop()  # a credential that was cut in two would not be recognized
+    line = without_credentials(" ".join(words))
+    if not line.isprintable():
+        line = "".join(character if character.isprintable() else "\ufffd" for character in line)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def without_credentials(text: str) -> str:
+    """Replace what looks like a credential by `***`."""
+    if "@" in text:
+        text = _USERINFO.sub("//***@", text)
+    lowered = text.lower()
+    if any(name in lowered for name in _NAMES):  # which is much faster than to look for all of them at once
+        text = _NAMED.sub(r"\1***", text)
+    return _SHAPED.sub("***", text) if len(text) > _SHORTEST else text
+
+
+def _text(error: object) -> str:
+    try:
+        if not isinstance(error, BaseException):
+            return str(error)
+        text = str(error)
+        if isinstance(error, BaseExceptionGroup):
+            parts = "; ".join(one_line(part) for part in error.exceptions[:_MOST_PARTS])
+            more = "; …" if len(error.exceptions) > _MOST_PARTS else ""
+            text = f"{error.message} [{parts}{more}]"
+    except BaseException:  # its own methods may do anything
+        text = ""
+    name = type(error).__name__
+    return f"{name}: {text}" if text.strip() else name
