@@ -48,7 +48,11 @@ class MessageBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A message that gives no row: `index` is its row in the batch, `error` one line that says why."""
+    """A message that gives no row: `index` is its row in the batch, `error` one line that says why.
+
+    `stage` says where it failed: a decoder says "decode", or a short word of its own. Before they are stored, both are
+    made short printable lines without credentials, whatever a decoder put there.
+    """
 
     index: int
     stage: str
@@ -74,8 +78,11 @@ class Decoder(Protocol):
     """Turns payloads into columns.
 
     Obligations: a message is decoded from its own row alone, whatever its neighbours hold; a message that cannot be
-    decoded is a `Failure` and not an exception; column names are unique, and already passed through
-    `layout.field_name`. Called from a worker thread, one call at a time.
+    decoded is a `Failure` and not an exception; column names are unique (case does not count), and already passed
+    through `layout.field_name`. Called from a worker thread, one call at a time.
+
+    When it raises anything, `SystemExit` included, or gives what is not a `Decoded` of the batch, it is called again
+    for each message alone, and those that it fails for go to the quarantine.
     """
 
     def decode(self, batch: MessageBatch) -> Decoded:

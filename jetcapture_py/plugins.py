@@ -20,5 +20,5 @@ def load(reference: str) -> object:
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"cannot import {reference}: {one_line(error)}") from error

@@ -16,13 +16,11 @@ import pyarrow.compute as pc
 
 from jetcapture_py import layout
 from jetcapture_py.assemble import assemble
-from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.batch import Decoder, Failure, MessageBatch
+from jetcapture_py.decode.checked import decode_each
 from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, Run, buckets, group
 from jetcapture_py.text import one_line
-
-_TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
-"""Column names that are not a decoder's to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class Preparer:
         decoded = decode_each(self.decoder, readable)
         for failure in decoded.failures:
             index = failure.index if good is None else int(good[failure.index])
-            failures[index] = Failure(index=index, stage=failure.stage, error=one_line(failure.error))
+            failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
         messages, fields = decoded.messages, decoded.fields
         rows = readable if messages is None else _take(readable, messages)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
@@ -113,7 +111,8 @@ class Preparer:
             keys = self.key(rows, fields)
             if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
                 raise TypeError("the key function did not give a string array with one key a row")
-        except Exception as error:
+            keys.validate(full=True)  # of what is not UTF-8, no directory can be named
+        except BaseException as error:  # also sys.exit: it is the message's fault, and must not end the process
             if len(rows) == 1:
                 return pa.nulls(1, pa.string()), {0: one_line(error)}
             wrong: dict[int, str] = {}
@@ -148,63 +147,6 @@ class Preparer:
         columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
         starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
         return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
-
-
-def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
-    """Decode a batch; should the decoder raise, or lose count, each message alone, so that only its own fault tells."""
-    try:
-        decoded = decoder.decode(batch)
-        if _complete(decoded, len(batch)):
-            return decoded
-        problem = "the decoder broke its promise: its rows, errors or column names do not fit"
-    except Exception as error:
-        problem = one_line(error)
-    if len(batch) == 1:
-        return Decoded(
-            fields=pa.RecordBatch.from_arrays([], names=[]),
-            messages=pa.array([], pa.int32()),
-            failures=(Failure(index=0, stage="decode", error=problem),),
-        )
-    from jetcapture_py.decode.unify import conform, unify
-
-    parts = [decode_each(decoder, batch.slice(index, 1)) for index in range(len(batch))]
-    failures = tuple(
-        Failure(index=index, stage=failure.stage, error=failure.error)
-        for index, part in enumerate(parts)
-        for failure in part.failures
-    )
-    kept = [(index, part.fields) for index, part in enumerate(parts) if not part.failures]
-    rows = [1 if part.messages is None else len(part.messages) for part in parts if not part.failures]
-    messages = pa.array(np.repeat([index for index, _ in kept], rows).astype(np.int32))
-    if not any(fields.num_columns for _, fields in kept):
-        return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]), messages=messages, failures=failures)
-    schema = unify([fields.schema for _, fields in kept])
-    table = pa.Table.from_batches([conform(fields, schema) for _, fields in kept], schema).combine_chunks()
-    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures)
-
-
-def _complete(decoded: Decoded, count: int) -> bool:
-    """Whether every message gave rows or an error, and no column takes the envelope's place, as `Decoded` promises."""
-    names = decoded.fields.schema.names
-    if len(set(names)) < len(names) or any(name.lower() in _TAKEN for name in names):
-        return False
-    rows = decoded.fields.num_rows if decoded.fields.num_columns else None
-    if decoded.messages is None:
-        return not decoded.failures and rows in (None, count)
-    origins = decoded.messages.to_numpy()
-    failed = [failure.index for failure in decoded.failures]
-    if rows not in (None, len(origins)) or (np.diff(origins) < 0).any():
-        return False
-    seen = np.zeros(count, bool)
-    if len(origins) and not 0 <= origins.min() <= origins.max() < count:
-        return False
-    if any(not 0 <= index < count for index in failed):
-        return False
-    seen[origins] = True
-    if seen[failed].any():
-        return False
-    seen[failed] = True
-    return bool(seen.all())
 
 
 def _first_rows(messages: pa.Int32Array | None) -> Any:

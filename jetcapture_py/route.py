@@ -25,7 +25,8 @@ class KeyFunction(Protocol):
 
     Obligations: a function of the message alone, always the same for the same message, because deduplication relies
     on it; null or "" means no key. Called from a worker thread with a batch and its decoded fields, row by row
-    alike; gives a string array of the same length.
+    alike; gives a string array of the same length. When it raises or gives anything else, it is called again for
+    each message alone, and those that it fails for go to the quarantine.
     """
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:

@@ -12,6 +12,7 @@ from jetcapture_py.decode.jsonfmt import Column, JsonDecoder
 from jetcapture_py.decode.raw import RawDecoder
 from jetcapture_py.decode.types import parse_type
 from jetcapture_py.decode.unify import conform, unify
+from jetcapture_py.text import one_line
 
 __all__ = [
     "Column",
@@ -51,7 +52,12 @@ def make_decoder(config: FormatConfig) -> Decoder:
     if not plugins.is_reference(config.format):
         raise ValueError(f"unknown format {config.format!a}: raw, json or package.module:object")
     found = plugins.load(config.format)
-    made = found() if callable(found) and (isinstance(found, type) or not hasattr(found, "decode")) else found
+    made = found
+    if callable(found) and (isinstance(found, type) or not hasattr(found, "decode")):
+        try:
+            made = found()
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{config.format} cannot be made: {one_line(error)}") from error
     if not callable(getattr(made, "decode", None)):
         raise ValueError(f"{config.format} is not a decoder: it has no method decode")
     return cast("Decoder", made)

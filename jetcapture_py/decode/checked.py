@@ -1,0 +1,140 @@
+"""Call a decoder, whoever wrote it, and check what it gives. A message that it cannot handle fails alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py import layout
+from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.decode.infer import InferringJsonDecoder
+from jetcapture_py.decode.jsonfmt import JsonDecoder
+from jetcapture_py.decode.raw import RawDecoder
+from jetcapture_py.decode.unify import conform, unify
+from jetcapture_py.text import one_line
+
+_TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
+"""Column names that are not a decoder's to give."""
+_OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
+"""Decoders whose columns are not looked into."""
+_LONGEST_STAGE = 40
+_NOTHING = pa.RecordBatch.from_arrays([], names=[])
+
+
+def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
+    """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find those at fault.
+
+    Never raises, whatever the decoder does: `sys.exit` in it fails a message, too.
+    """
+    if not len(batch):
+        return Decoded(fields=_NOTHING)
+    try:
+        return _checked(decoder.decode(batch), len(batch), ours=type(decoder) in _OURS)
+    except BaseException as error:
+        if len(batch) == 1:
+            return _failed(error)
+    return _together([decode_each(decoder, batch.slice(index, 1)) for index in range(len(batch))])
+
+
+def _failed(error: BaseException) -> Decoded:
+    failure = Failure(index=0, stage="decode", error=one_line(error))
+    return Decoded(fields=_NOTHING, messages=pa.array([], pa.int32()), failures=(failure,))
+
+
+def _together(parts: list[Decoded]) -> Decoded:
+    """What was decoded of each message alone, as one batch."""
+    try:
+        return _joined(parts)
+    except Exception as error:  # columns whose values do not go together: keep those that are like the first
+        schema = next(part.fields.schema for part in parts if not part.failures)
+        like = [bool(part.failures) or part.fields.schema.equals(schema) for part in parts]
+        return _joined([part if same else _failed(error) for part, same in zip(parts, like, strict=True)])
+
+
+def _joined(parts: Sequence[Decoded]) -> Decoded:
+    failures = tuple(
+        Failure(index=index, stage=failure.stage, error=failure.error)
+        for index, part in enumerate(parts)
+        for failure in part.failures
+    )
+    kept = [(index, part.fields) for index, part in enumerate(parts) if not part.failures]
+    rows = [1 if part.messages is None else len(part.messages) for part in parts if not part.failures]
+    messages = pa.array(np.repeat([index for index, _ in kept], rows), pa.int32()) if kept else pa.array([], pa.int32())
+    if not any(fields.num_columns for _, fields in kept):
+        return Decoded(fields=_NOTHING, messages=messages, failures=failures)
+    schema = unify([fields.schema for _, fields in kept])
+    table = pa.Table.from_batches([conform(fields, schema) for _, fields in kept], schema).combine_chunks()
+    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures)
+
+
+def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
+    """What was decoded of `count` messages, if it is as `Decoded` and `Decoder` promise; raises otherwise."""
+    if not hasattr(decoded, "fields"):
+        raise TypeError(f"the decoder gave {type(decoded).__name__} and not Decoded")
+    fields, messages = decoded.fields, decoded.messages
+    if not isinstance(fields, pa.RecordBatch):
+        raise TypeError(f"the decoder gave {type(fields).__name__} and not a RecordBatch as fields")
+    if not (messages is None or isinstance(messages, pa.Array)):
+        raise TypeError(f"the decoder gave {type(messages).__name__} and not an int32 array as messages")
+    names = [name.lower() for name in fields.schema.names]
+    if len(set(names)) < len(names):
+        raise ValueError("the decoder gave two columns of one name (case does not count)")
+    if taken := _TAKEN.intersection(names):
+        raise ValueError(f"the decoder gave a column {min(taken)}, a name of the archive's own")
+    if not ours:
+        fields.validate(full=True)
+        for column in fields.schema:
+            if (problem := _unstorable(column.type)) is not None:
+                raise TypeError(
+                    f"the decoder gave a column of the type {column.type}, which cannot be stored: {problem}"
+                )
+    messages = None if messages is None else messages.cast(pa.int32())
+    failures = tuple(_failure(each) for each in decoded.failures)
+    _check_count(fields.num_rows if fields.num_columns else None, messages, failures, count)
+    return Decoded(fields=fields, messages=messages, failures=failures)
+
+
+def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Sequence[Failure], count: int) -> None:
+    """Raise unless every message gave rows or one failure; `rows` is None without columns."""
+    failed = [failure.index for failure in failures]
+    if messages is None:
+        if failed or rows not in (None, count):
+            raise ValueError(f"the decoder gave {rows} rows and {len(failed)} failures for {count} messages")
+        return
+    origins = messages.to_numpy()
+    if rows not in (None, len(origins)):
+        raise ValueError(f"the decoder gave {rows} rows and named the messages of {len(origins)}")
+    if (origins[1:] < origins[:-1]).any():
+        raise ValueError("the decoder named the messages of its rows in another order than theirs")
+    named = [*failed, *origins[:1], *origins[-1:]]
+    if any(not 0 <= index < count for index in named):
+        raise ValueError(f"the decoder named message {max(named, key=abs)}, and was given {count}")
+    times = np.bincount(failed, minlength=count) if failed else np.zeros(count, np.int64)
+    times[np.unique(origins)] += 1
+    if (times != 1).any():
+        raise ValueError("the decoder gave neither rows nor a failure, or both, or several failures, for a message")
+
+
+def _failure(given: Any) -> Failure:
+    """A failure as it may be stored: the decoder's own texts may be anything."""
+    stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
+    error = one_line(given.error) or "the decoder gave no reason"
+    return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)
+
+
+@lru_cache(maxsize=1024)
+def _unstorable(of: pa.DataType) -> str | None:
+    """Why columns of that type cannot be put into blocks and stored as Parquet, if they cannot."""
+    table = pa.schema([("column", of)]).empty_table()
+    try:
+        table = pa.concat_tables([table, table]).combine_chunks().take(pa.array([], pa.int64()))
+        pq.write_table(table.filter(pa.array([], pa.bool_())), pa.BufferOutputStream())
+    except Exception as error:
+        return one_line(error)
+    return None
