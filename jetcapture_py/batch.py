@@ -79,7 +79,9 @@ class Decoder(Protocol):
 
     Obligations: a message is decoded from its own row alone, whatever its neighbours hold; a message that cannot be
     decoded is a `Failure` and not an exception; column names are unique (case does not count), and already passed
-    through `layout.field_name`. Called from a worker thread, one call at a time.
+    through `layout.field_name`. A column that a key template names has the same type and value for a message whatever
+    came before it or beside it, or copies of the message lie under several keys. Called from a worker thread, one
+    call at a time.
 
     When it raises anything, `SystemExit` included, or gives what is not a `Decoded` of the batch, it is called again
     for each message alone, and those that it fails for go to the quarantine.

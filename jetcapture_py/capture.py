@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -73,7 +74,7 @@ class Capture:
             stream=source.stream,
             consumer=source.consumer,
             decoder=decoder or _made("decode", make_decoder, config.decode),
-            key=key or _made("key", make_key, config.key),
+            key=key or _made("key", partial(make_key, decode=None if decoder else config.decode), config.key),
             interval=int(block.interval),
             keep_payload=config.decode.keep_payload,
         )

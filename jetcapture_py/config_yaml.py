@@ -25,6 +25,7 @@ import yaml
 
 from jetcapture_py.config_errors import dotted
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.text import is_text
 from jetcapture_py.units import Expanded, escaped
 
 MOST_VALUES = 100_000
@@ -32,6 +33,7 @@ MOST_VALUES = 100_000
 
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
+_NO_TEXT = "not valid text: a surrogate is in it, which is no character"
 _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
 
 
@@ -113,6 +115,8 @@ class _Reader:
             elif name.value in lines:
                 here = dotted((*path, name.value))
                 self.problems.append(f"{here}: set twice, on line {lines[name.value]} and on line {_line(name)}")
+            elif not is_text(name.value):
+                self.problems.append(f"{dotted((*path, name.value))}: {_NO_TEXT} (line {_line(name)})")
             else:
                 lines[name.value] = _line(name)
                 found[name.value] = self.value(item, (*path, name.value))
@@ -121,6 +125,9 @@ class _Reader:
     def scalar(self, node: yaml.ScalarNode, path: tuple[int | str, ...]) -> object:
         if node.tag == _TAG + "str":
             text = self.expand(node.value, path)
+            if not is_text(text):
+                self.problems.append(f"{dotted(path)}: {_NO_TEXT} (line {_line(node)})")
+                return ""
             whole = node.style is None and not text and isinstance(text, Expanded)
             return None if whole and _VARIABLE.fullmatch(node.value) else text
         if node.tag not in _SCALARS:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,10 @@ import pyarrow.compute as pc
 
 from jetcapture_py import layout, plugins
 from jetcapture_py.batch import MessageBatch
+from jetcapture_py.text import is_text
+
+if TYPE_CHECKING:
+    from jetcapture_py.decode import FormatConfig
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _PART = re.compile(
@@ -24,9 +28,10 @@ class KeyFunction(Protocol):
     """Gives each message its key.
 
     Obligations: a function of the message alone, always the same for the same message, because deduplication relies
-    on it; null or "" means no key. Called from a worker thread with a batch and its decoded fields, row by row
-    alike; gives a string array of the same length. When it raises or gives anything else, it is called again for
-    each message alone, and those that it fails for go to the quarantine.
+    on it; null or "" means no key. Columns that were inferred have types and names that depend on the messages
+    before, so a key must not be made of them: read the payload. Called from a worker thread with a batch and its
+    decoded fields, row by row alike; gives a string array of the same length. When it raises or gives anything else,
+    it is called again for each message alone, and those that it fails for go to the quarantine.
     """
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
@@ -47,6 +52,8 @@ def parse_template(text: str) -> tuple[Part, ...]:
 
     Raises ValueError, one line, for a template that cannot be understood.
     """
+    if not is_text(text):
+        raise ValueError(f"{text!a} is not valid text: a surrogate is in it, which is no character")
     parts: list[Part] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
@@ -74,10 +81,15 @@ def _text(piece: str, template: str) -> list[Part]:
     return [Part("text", piece)] if piece else []
 
 
-def make_key(text: str) -> KeyFunction:
-    """The key function of a template, or the one that `package.module:function` names; else ValueError."""
+def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
+    """The key function of a template, or the one that `package.module:function` names; else ValueError.
+
+    `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
+    its fields from the message's own JSON text.
+    """
     if not plugins.is_reference(text):
-        return TemplateKey(text)
+        inferred = decode is not None and decode.format == "json" and not decode.columns
+        return TemplateKey(text, from_json=inferred)
     found = plugins.load(text)
     if not callable(found):
         raise ValueError(f"{text} is not a function")
@@ -85,14 +97,24 @@ def make_key(text: str) -> KeyFunction:
 
 
 class TemplateKey:
-    """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key."""
+    """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    def __init__(self, template: str) -> None:
+    Fields are decoded columns; with `from_json`, they are read from payloads that are JSON objects.
+    """
+
+    def __init__(self, template: str, *, from_json: bool = False) -> None:
         self.parts = parse_template(template)
+        names = [str(part.value) for part in self.parts if part.kind == "field"]
+        self._texts: Callable[[MessageBatch], Mapping[str, pa.StringArray]] | None = None
+        if from_json and names:
+            from jetcapture_py.decode.json_text import JsonTexts  # what reads no JSON starts without it
+
+            self._texts = JsonTexts(names)
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
         """The key of every row."""
-        columns = [_column(part, batch, fields) for part in self.parts]
+        texts = None if self._texts is None else self._texts(batch)
+        columns = [_column(part, batch, fields, texts) for part in self.parts]
         if not columns:
             return pa.nulls(len(batch), pa.string())
         if all(isinstance(column, str) for column in columns):
@@ -102,7 +124,9 @@ class TemplateKey:
         return pc.binary_join_element_wise(*columns, "", null_handling="emit_null")
 
 
-def _column(part: Part, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray | str:
+def _column(
+    part: Part, batch: MessageBatch, fields: pa.RecordBatch, texts: Mapping[str, pa.StringArray] | None
+) -> pa.StringArray | str:
     if part.kind == "text":
         return str(part.value)
     if part.kind == "subject":
@@ -112,7 +136,7 @@ def _column(part: Part, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Strin
         return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
         return _header(batch.column(layout.HEADERS), str(part.value))
-    return _field(fields, str(part.value), len(batch))
+    return _field(fields, str(part.value), len(batch)) if texts is None else texts[str(part.value)]
 
 
 def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:

@@ -34,6 +34,7 @@ _NAMED = re.compile(
 _SHAPED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
 """NKey seeds and JSON Web Tokens."""
 _SHORTEST = 16
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def one_line(error: object, limit: int = LONGEST) -> str:
@@ -59,6 +60,11 @@ def without_credentials(text: str) -> str:
     if any(name in lowered for name in _NAMES):  # which is much faster than to look for all of them at once
         text = _NAMED.sub(r"\1***", text)
     return _SHAPED.sub("***", text) if len(text) > _SHORTEST else text
+
+
+def is_text(value: str) -> bool:
+    """Whether a string can be written as UTF-8: a surrogate, which JSON and YAML can spell, cannot."""
+    return value.isascii() or not _SURROGATE.search(value)
 
 
 def _text(error: object) -> str:

@@ -63,14 +63,25 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
         for index, part in enumerate(parts)
         for failure in part.failures
     )
-    kept = [(index, part.fields) for index, part in enumerate(parts) if not part.failures]
-    rows = [1 if part.messages is None else len(part.messages) for part in parts if not part.failures]
-    messages = pa.array(np.repeat([index for index, _ in kept], rows), pa.int32()) if kept else pa.array([], pa.int32())
-    if not any(fields.num_columns for _, fields in kept):
+    kept = [(index, part) for index, part in enumerate(parts) if not part.failures]
+    counts = [1 if part.messages is None else len(part.messages) for _, part in kept]
+    messages = pa.array(
+        [index for (index, _), count in zip(kept, counts, strict=True) for _ in range(count)], pa.int32()
+    )
+    columns = [part.fields for _, part in kept]
+    schema = unify([fields.schema for fields in columns]) if columns else _NOTHING.schema
+    if not len(schema):
         return Decoded(fields=_NOTHING, messages=messages, failures=failures)
-    schema = unify([fields.schema for _, fields in kept])
-    table = pa.Table.from_batches([conform(fields, schema) for _, fields in kept], schema).combine_chunks()
+    batches = [
+        conform(fields, schema) if fields.num_columns else _nulls(schema, count)  # Arrow counts no rows without columns
+        for fields, count in zip(columns, counts, strict=True)
+    ]
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
     return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures)
+
+
+def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
 
 
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:

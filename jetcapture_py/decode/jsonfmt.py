@@ -18,6 +18,7 @@ from jetcapture_py.batch import Decoded, MessageBatch
 from jetcapture_py.decode.common import Values, assemble, decode_each, payloads_of, show
 from jetcapture_py.decode.convert import Codec, Reader, codec, reader, struct_type
 from jetcapture_py.decode.types import parse_declared, stored
+from jetcapture_py.text import is_text
 
 
 class Column(Protocol):
@@ -123,6 +124,8 @@ def _output(name: str, column: Column, passes: list[_Object]) -> _Output:
     payloads.
     """
     try:
+        if not is_text(name):
+            raise ValueError("the name is not valid text: a surrogate is in it, which is no character")
         declared = parse_declared(column.type)
         leaf = codec(declared, column.unit)
         path = [name] if column.path is None else column.path.split(".")

@@ -472,6 +472,11 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
             ),
         ),
         ("a: &a [*a]\n", "a[0]: the value contains itself (line 1)"),
+        (f'a: "{SECRET}\\ud800"\n', "a: not valid text: a surrogate is in it, which is no character (line 1)"),
+        (
+            'a:\n  "b\\udfff": 1\n',
+            'a["b\\udfff"]: not valid text: a surrogate is in it, which is no character (line 2)',
+        ),
         ("a: " + "[" * 5000, "the settings are nested too deeply"),
         ("a: \0", "line 1: not valid YAML: a character that text files do not have"),
         ("a: 1\n---\na: 2\n", "line 2, column 1: not valid YAML: but found another document"),

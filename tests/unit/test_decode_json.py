@@ -232,6 +232,7 @@ def test_names_the_archive_reserves_get_an_underscore() -> None:
         ({"a": Declared("timestamp", unit="h")}, "column 'a': unit"),
         ({"a": Declared("int64", path="a..b")}, "column 'a': path"),
         ({"a": Declared("int64", path="")}, "column 'a': path"),
+        ({"a\ud800": Declared("int64", path="b")}, "not valid text"),
         ({'a"b': Declared("int64")}, "no quotes, backslashes or control characters"),
         ({"a": Declared("int64", path="b\\.c")}, "no quotes, backslashes or control characters"),
     ],

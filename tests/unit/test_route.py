@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, date, datetime
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from jetcapture_py import layout
 from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
-from jetcapture_py.route import Part, TemplateKey, buckets, group, parse_template
+from jetcapture_py.route import Part, TemplateKey, buckets, group, make_key, parse_template
+from tests.support.batches import Declared, batch_of
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 
@@ -181,6 +183,58 @@ def test_a_field_with_a_reserved_name_is_found_under_its_column_name() -> None:
     assert field_keys("{Date}", Date_=["d"]) == ["d"]
     assert field_keys("{_nats_seq}", _nats_seq_=[7]) == ["7"]
     assert field_keys("{hour.minute}", hour_=[{"minute": 5}]) == ["5"]
+
+
+@pytest.mark.parametrize(
+    ("template", "payload", "key"),
+    [
+        ("{x}", b'{"x": 12345678901}', "12345678901"),
+        ("{x}", b'{"x": 1.0}', "1.0"),
+        ("{x}", b'{"x": -0}', "-0"),
+        ("{x}", b'{"x": true}', "true"),
+        ("{x}", rb'{"x": "\u00fc\"\n"}', 'ü"\n'),
+        ("{x}", b'{"x": ""}', ""),
+        ("{x}", b'{"x": null}', None),
+        ("{x}", b'{"x": {"y": 1}}', None),
+        ("{x}", b'{"x": [1]}', None),
+        ("{x}", b'{"X": 1}', None),
+        ("{x}", b'{"x": 1, "x": 2}', "2"),
+        ("{x}", rb'{"\u0078": 1}', "1"),
+        ("{x.y}", b'{"x": {"y": 1.50}}', "1.50"),
+        ("{x.y}", b'{"x": {"y": 1}, "x": {"z": 2}}', None),
+        ("{x.y}", b'{"x": {"y": 1}, "x.y": 2}', "2"),
+        ("{x.y}", b'{"x": {"y": 1}, "x.y": null}', None),
+        ("{x.y}", b'{"x": "{\\"y\\": 1}"}', None),
+        ("{x.y.z}", b'{"x": {"y": {"z": "deep"}}}', "deep"),
+        ("{x.y.z}", b'{"x": {"y.z": 1}}', None),
+        ("{key}", b'{"key": "a", "key_": "b"}', "a"),
+        ("{key_}", b'{"key": "a", "key_": "b"}', "b"),
+        ("{_nats_seq}", b'{"_nats_seq": 7}', "7"),
+        ('{a"b}', rb'{"a\"b": 7}', "7"),
+        ("{a\\b.c}", rb'{"a\\b": {"c": 8}}', "8"),
+        ("{x}-{subject}", b'{"x": 1}', None),
+    ],
+)
+def test_a_field_that_nobody_declared_is_the_text_that_was_sent(template: str, payload: bytes, key: str | None) -> None:
+    found = make_key(template, SimpleNamespace(format="json", columns={}))
+    assert found(batch_of([payload, b"{}", payload]), NO_FIELDS).to_pylist() == [key, None, key]
+
+
+def test_a_declared_field_is_its_column_and_a_field_of_an_own_decoder_is_its_column() -> None:
+    fields = pa.RecordBatch.from_pydict({"x": [1.0]})
+    for config in (
+        None,
+        SimpleNamespace(format="json", columns={"x": Declared("float64")}),
+        SimpleNamespace(format="own:decoder", columns={}),
+    ):
+        assert make_key("{x}", config)(batch_of([b'{"x": 1.00}']), fields).to_pylist() == ["1"]
+
+
+@pytest.mark.parametrize("template", ["\ud800", "a-{subject}\udfff", "{\ud800}"])
+def test_a_template_that_is_no_text_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="not valid text") as caught:
+        make_key(template)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("template", ["{x}", "a-{x}", "{x.y}", "{subject}-{x}"])
