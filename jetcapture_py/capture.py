@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from jetcapture_py import upkeep
+from jetcapture_py import key_rule, upkeep
 from jetcapture_py.batch import Decoder
 from jetcapture_py.block import Block, Blocks, SealRules
 from jetcapture_py.config import Config
@@ -78,7 +78,12 @@ class Capture:
             interval=int(block.interval),
             keep_payload=config.decode.keep_payload,
         )
-        self.encoder = Encoder(stream=source.stream, interval=int(block.interval), compression=block.compression)
+        self.encoder = Encoder(
+            stream=source.stream,
+            interval=int(block.interval),
+            compression=block.compression,
+            key_rule=key_rule.describe(config.key, config.decode, key, decoder),
+        )
         self.on_stored = on_stored
         self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
@@ -110,6 +115,7 @@ class Capture:
         await self.source.open()
         try:
             await probe(self.store, self._storing, self.config.store.retry_for, self.stats, stop)
+            await key_rule.warn_of_change(self)
             self.opened = True
             self.encoder = self.encoder.for_stream(self.source.stream_created, self.source.consumer)
             async with asyncio.TaskGroup() as tasks:

@@ -52,7 +52,8 @@ class EncodedBlock:
 class Encoder:
     """Writes blocks of one stream; `interval` is the block interval in seconds.
 
-    `stream_created` (RFC 3339) and `consumer` only go into the footer, as `writer` does, which names this process.
+    `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
+    does, which names this process.
     """
 
     stream: str
@@ -60,6 +61,7 @@ class Encoder:
     compression: str
     stream_created: str = ""
     consumer: str = ""
+    key_rule: str | None = None
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
@@ -190,6 +192,8 @@ class ObjectWriter:
             own["quarantine"] = "true"
         if name.key is not None:
             own["key"] = name.key
+        if self._encoder.key_rule is not None:
+            own["key_rule"] = self._encoder.key_rule
         return own
 
 

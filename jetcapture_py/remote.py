@@ -125,6 +125,20 @@ class FsspecStore:
         except Exception as error:
             raise StoreError(f"cannot read {path}: {_said(error)}") from error
 
+    def read_end(self, path: str, size: int) -> bytes:
+        """The last bytes of an object."""
+
+        def read(fs: Any) -> bytes:
+            place = f"{root_of(self.root, None)}/{path}"
+            whole = int(fs.info(place, **self._within(fs))["size"])
+            return bytes(fs.cat_file(place, start=max(0, whole - size), end=whole, **self._within(fs)))
+
+        try:
+            found: bytes = self.attempt(read)
+        except Exception as error:
+            raise StoreError(f"cannot read {path}: {_said(error)}") from error
+        return found
+
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
         self._write(f"{root_of(self.root, None)}/{path}", data)

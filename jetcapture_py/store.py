@@ -69,6 +69,15 @@ class NoteStore(Protocol):
         ...
 
 
+@runtime_checkable
+class ObjectReader(Protocol):
+    """What a store may do besides: give the end of an object, where its footer is. Raises `StoreError`."""
+
+    def read_end(self, path: str, size: int) -> bytes:
+        """The last `size` bytes of the object at `path`, relative to the archive's root, or all if it has fewer."""
+        ...
+
+
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
     """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
     scheme, separator, rest = url.partition("://")
@@ -110,6 +119,15 @@ class LocalStore:
     def write_note(self, path: str, data: bytes) -> None:
         """Replace a small file."""
         self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
+
+    def read_end(self, path: str, size: int) -> bytes:
+        """The last bytes of an object."""
+        try:
+            with Path(f"{root_of(self.root, None)}/{path}").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+                return file.read()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
     def _publish(self, path: str, data: pa.Buffer) -> None:
         directory, _, name = path.rpartition("/")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jetcapture_py import layout
+from jetcapture_py import footer, layout
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.shelf import File, Shelf
 from jetcapture_py.text import one_line
@@ -155,10 +155,8 @@ class _Object:
 
         Before Arrow sees it: some of a broken footer's errors end the process.
         """
-        for place in layout.checksum_places(self._footer, layout.FOOTER_CHECKSUM):
-            digits = self._footer[place : place + layout.CHECKSUM_DIGITS]
-            if layout.checksum([self._footer], [place]).encode() == digits:
-                return True
+        if footer.is_proven(self._footer):
+            return True
         prefix = layout.METADATA_PREFIX
         if any(f"{prefix}{entry}".encode() in self._footer for entry in _SINCE_CHECKSUMS):
             raise DamagedError("the checksum of its footer is not that of its footer")

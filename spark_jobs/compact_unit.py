@@ -133,6 +133,7 @@ class _Compaction:
             compression=footers[0].codec,
             stream_created=_all_of(footers, "stream_created"),
             consumer=_all_of(footers, "consumer"),
+            key_rule=_agreed(footers, "key_rule"),
         )
 
     def run(self) -> Outcome:
@@ -247,6 +248,12 @@ class _Compaction:
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
         ):
             raise JetcaptureError(f"{self._files.shown}/{name.path} does not hold what was read: its sources stay")
+
+
+def _agreed(footers: Sequence[Footer], entry: str) -> str | None:
+    """What all footers say; None if they differ, or one does not say it."""
+    values = {footer.own.get(entry) for footer in footers}
+    return values.pop() if len(values) == 1 else None
 
 
 def _all_of(footers: Sequence[Footer], entry: str) -> str:

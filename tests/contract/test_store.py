@@ -19,7 +19,7 @@ from fsspec.registry import _registry
 from jetcapture_py import layout
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.store import LocalStore, NoteStore, Store, open_store
+from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, open_store
 from tests.contract.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 KEYS = [
@@ -168,6 +168,17 @@ def test_a_note_is_read_as_it_was_written_last(place: Place) -> None:
         other = place.open()
         assert isinstance(other, NoteStore)
         assert other.read_note("_watermark/S.json") == content
+
+
+def test_the_end_of_an_object_can_be_read(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, ObjectReader)
+    data = random.Random(1).randbytes(100_000)
+    put(store, name("a/b"), data)
+    for size in (1, 8, 65_536, 99_999, 100_000, 100_001, 1 << 30):
+        assert store.read_end(name("a/b").path, size) == data[-size:]
+    with pytest.raises(StoreError):
+        store.read_end(name("missing").path, 8)
 
 
 def test_a_probe_leaves_nothing(place: Place) -> None:

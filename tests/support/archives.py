@@ -26,6 +26,7 @@ def encoded(
     key: str | None = "eu",
     bucket: int = 1_700_000_100,
     quarantine: bool = False,
+    key_rule: str | None = None,
 ) -> EncodedBlock:
     """An object of these messages."""
     found = sorted(identities)
@@ -35,7 +36,14 @@ def encoded(
         layout.PAYLOAD: pa.array([b"%d" % seq for seq, _ in found], pa.binary()),
     }
     arrays = [columns.get(field.name, pa.nulls(len(found), field.type)) for field in ENVELOPE]
-    encoder = Encoder(stream=stream, interval=900, compression="zstd", stream_created=created, consumer="archive")
+    encoder = Encoder(
+        stream=stream,
+        interval=900,
+        compression="zstd",
+        stream_created=created,
+        consumer="archive",
+        key_rule=key_rule,
+    )
     block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
     return encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
 

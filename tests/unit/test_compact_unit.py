@@ -431,6 +431,26 @@ def test_a_footer_does_not_say_what_one_of_its_sources_does_not_know(archive: Ar
     assert (found[b"jetcapture.stream_created"], found[b"jetcapture.consumer"]) == (b"", b"archive")
 
 
+@pytest.mark.parametrize(
+    ("rules", "merged"),
+    [
+        (("{subject}", "{subject}"), b"{subject}"),
+        (("", ""), b""),
+        (("{subject}", "{id}"), None),
+        (("{id}", None), None),
+    ],
+)
+def test_a_footer_names_the_rule_for_keys_that_all_its_sources_had(
+    archive: Archive, rules: tuple[str | None, str | None], merged: bytes | None
+) -> None:
+    for first, rule in enumerate(rules, 1):
+        identities = [(seq, HOUR * 1_000_000) for seq in (first, first + 1)]
+        put(archive.root, encoded(identities, key="a", bucket=HOUR, key_rule=rule))
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    assert pq.read_metadata(archive.root / name.path).metadata.get(b"jetcapture.key_rule") == merged
+
+
 def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Archive) -> None:
     kept = archive.write([1, 2, 3, 4])
     archive.write([1, 2])

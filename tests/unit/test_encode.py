@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import encode, layout
+from jetcapture_py import encode, footer, layout
 from jetcapture_py import encodings as encodings_of
 from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.block import BlockId
@@ -467,6 +468,24 @@ def test_the_footer_names_no_key_where_there_is_none() -> None:
     encoded = write(batch(plain(1)), block=BlockId(key=None, bucket=0))
     assert "key" not in metadata(encoded)
     assert "key=__HIVE_DEFAULT_PARTITION__" in encoded.name.path
+
+
+def test_the_footer_names_the_rule_for_keys_where_it_is_known() -> None:
+    assert "key_rule" not in metadata(write(batch(plain(1))))
+    for rule in ("", "{subject}", "a-{größe}\n"):
+        assert metadata(write(batch(plain(1)), encoder=replace(ENCODER, key_rule=rule)))["key_rule"] == rule
+
+
+def test_a_footer_is_read_from_the_end_of_an_object_and_only_if_its_checksum_is_right() -> None:
+    for columns in (1, 3000):  # a footer of more than is read at first
+        values = {f"column_{number}": list(range(100)) for number in range(columns)}
+        encoded = write(batch(plain(100), **values), encoder=replace(ENCODER, key_rule="{subject}"))
+        data = encoded.data.to_pybytes()
+        assert footer.read(lambda size, data=data: data[-size:]) == metadata(encoded)  # type: ignore[misc]
+    place = data.rindex(b"jetcapture.key_rule")
+    for broken in (data[:-1], data[:place] + b"J" + data[place + 1 :], b"", b"PAR1", data[-100:], b"x" * 70_000):
+        with pytest.raises(ValueError, match="no footer that is proven"):
+            footer.read(lambda size, broken=broken: broken[-size:])  # type: ignore[misc]
 
 
 def test_the_schema_id_is_the_same_for_the_same_columns_only() -> None:
