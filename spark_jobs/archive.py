@@ -58,8 +58,9 @@ def read_archive(
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
-    `dedupe`: `auto` drops second copies where the names allow any; `full` compares all messages, for archives whose
-    key rule or decoding changed while copies were in flight; `none` returns what is stored.
+    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
+    compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
+    were in flight, and returns any one of the copies; `none` returns what is stored.
 
     A column that some objects have as integer and others as float becomes double; types that do not go together at
     all become string, structs and lists as JSON.

@@ -128,7 +128,13 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
     parser.add_argument(
         "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
     )
-    parser.add_argument("--dedupe", choices=("auto", "full", "none"), default="auto")
+    parser.add_argument(
+        "--dedupe",
+        choices=("auto", "full", "none"),
+        default="auto",
+        help="auto: drop second copies of a message under one key and bucket, where all of them are unless `key` or "
+        "block.interval was changed; full: also those under others, which compares all messages; none: drop nothing",
+    )
 
 
 def part_arguments(parser: argparse.ArgumentParser) -> None:
