@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.text import one_line
 from spark_jobs.overlaps import Range
 
 _ROWS_OF_A_TASK = 250_000
@@ -89,7 +90,7 @@ def _read(engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], ba
                     for found in rows_of(file, engine, schema, fold, row["ranges"]):
                         yield _shaped(found, schema, fold, partitions)
             except (OSError, pa.ArrowException) as error:
-                raise JetcaptureError(f"cannot read {place}: {error}") from error
+                raise JetcaptureError(f"cannot read {place}: {one_line(str(error))}") from error
 
 
 def rows_of(

@@ -19,6 +19,7 @@ from pyspark.sql import types as st
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.text import one_line
 from spark_jobs.engine import ArrowEngine
 from spark_jobs.overlaps import Identities, Range
 from spark_jobs.storage import Place
@@ -186,7 +187,7 @@ class Archive:
             except FileNotFoundError as error:
                 raise VanishedError(f"{self.url}/{name.path} is gone") from error
             except (OSError, pa.ArrowException) as error:
-                raise JetcaptureError(f"cannot read {self.url}/{name.path}: {error}") from error
+                raise JetcaptureError(f"cannot read {self.url}/{name.path}: {one_line(str(error))}") from error
 
         if self.local:  # a footer is read faster than it is handed to a thread
             yield from map(one, names)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.text import one_line
 from spark_jobs.replay_target import Origin
 from spark_jobs.storage import Place
 
@@ -61,7 +62,7 @@ def _footer(place: Place, name: ObjectName) -> Footer:
     except FileNotFoundError:  # a compaction has just replaced it
         metadata = {}
     except (OSError, pa.ArrowException) as error:
-        raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {error}") from error
+        raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {one_line(str(error))}") from error
 
     def entry(which: str) -> tuple[str, ...]:
         return tuple(filter(None, metadata.get(f"{layout.METADATA_PREFIX}{which}".encode(), b"").decode().split(",")))

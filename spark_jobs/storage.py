@@ -67,7 +67,7 @@ class Place:
             hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
             raise JetcaptureError(f"{scheme}:// is not available here; {hint}") from error
         except (TypeError, ValueError) as error:
-            raise JetcaptureError(f"cannot open {shown}: {error}") from error
+            raise JetcaptureError(f"cannot open {shown}: {one_line(str(error))}") from error
         root = str(path).rstrip("/")
         known = f"file://{root}" if isinstance(fs, LocalFileSystem) else url
         spark_root, settings = in_spark(known, fs.storage_options)
