@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.transport import Memory
+
 MESSAGE_OVERHEAD = 192
 """Bytes that one received message costs beside its content: its control line and its row of places."""
 
 SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
 """A message's row of places: subject from, to; reply from, to; headers from; payload from, to. They only grow, so a
 run of rows, one behind the other, is the offsets of an Arrow array in which every seventh element is a subject."""
-
-
-class _Loose(bytearray):
-    """Memory to which messages are appended one by one."""
 
 
 @dataclass(slots=True)
@@ -83,9 +81,9 @@ class Received:
         cls, subjects: Sequence[bytes], replies: Sequence[bytes], headers: Sequence[bytes], payloads: Sequence[bytes]
     ) -> Received:
         """These messages."""
-        received = cls()
+        received, memory = cls(), Memory()
         for message in zip(subjects, replies, headers, payloads, strict=True):
-            received.append(*message)
+            received.append(memory, *message)
         return received
 
     @property
@@ -124,14 +122,14 @@ class Received:
         self.count += len(rows)
         self.size += size
 
-    def append(self, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Append one message."""
-        if not self.parts or not isinstance(memory := self.parts[-1].memory, _Loose):
-            memory = _Loose()
-        start = len(memory)
-        memory += b"".join((subject, reply, headers, payload))
+    def append(self, memory: Memory, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Append one message, copying it into `memory`, which never resizes what earlier messages are read from."""
+        message = b"".join((subject, reply, headers, payload))
+        memory.append(message)
+        start, memory.start = memory.stop - len(message), memory.stop
         ends = list(accumulate(map(len, (subject, reply, headers, payload)), initial=start))
-        self.add(memory, np.array([[*ends[:2], *ends[1:3], ends[2], *ends[3:]]], np.int32), len(headers) + len(payload))
+        rows = np.array([[*ends[:2], *ends[1:3], ends[2], *ends[3:]]], np.int32)
+        self.add(memory.segment, rows, len(headers) + len(payload))
 
     def split(self, count: int) -> tuple[Received, Received]:
         """The first `count` messages, and the others."""
@@ -156,13 +154,14 @@ class Inbox:
     `total` and `total_bytes` count everything ever received, `by_sid` messages and bytes of each subscription.
     """
 
-    __slots__ = ("by_sid", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
+    __slots__ = ("_memory", "by_sid", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
 
     def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
         self.on_data = on_data
         self.statuses = statuses
         self.on_status: Callable[[bytes, bytes], None] = _ignore
         self.rows = Received()
+        self._memory = Memory()
         self.total = self.total_bytes = 0
         self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
@@ -198,7 +197,7 @@ class Inbox:
         if not reply and self.statuses:
             self.on_status(subject, headers or b"")
             return
-        self.rows.append(subject, reply, headers or b"", payload)
+        self.rows.append(self._memory, subject, reply, headers or b"", payload)
         self._count(sid, 1, len(payload) + len(headers or b""))
         self.on_data()
 

@@ -11,6 +11,7 @@ Bypassed on the fast path: nats-py's statistics and its pending limits; the pull
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -24,8 +25,11 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from jetcapture_py import transport
 from jetcapture_py.denials import Denials
+from jetcapture_py.log import event
 from jetcapture_py.received import PLACES, Inbox, between, text_of
 from jetcapture_py.transport import Memory, Transport
+
+log = logging.getLogger("jetcapture.wire")
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -79,8 +83,11 @@ class Connection(Client):
         inbox = self.inboxes.get(sid)
         if inbox is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-        else:
+            return
+        try:
             inbox.accept(sid, subject, reply, data, headers)
+        except Exception as error:
+            raise _receive_failed(error) from error
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
@@ -101,6 +108,12 @@ class Connection(Client):
         """
         await self._send_command(commands)
         await self._flush_pending()
+
+
+def _receive_failed(error: Exception) -> ProtocolError:
+    """Log the error and return what makes nats-py reconnect: anything else would end its read loop without a word."""
+    event(log, logging.ERROR, "receive.failed", error=error)
+    return ProtocolError()
 
 
 def supported() -> bool:
@@ -148,7 +161,10 @@ class FrameParser(Parser):
             return  # a large payload is still arriving: look at nothing until it is whole
         epoch = self._epoch
         while len(memory):
-            frame = self._take(memory)
+            try:
+                frame = self._take(memory)
+            except Exception as error:
+                raise _receive_failed(error) from error
             if not frame:
                 break
             await self._delegate(frame)
@@ -164,8 +180,7 @@ class FrameParser(Parser):
         except ProtocolError:
             raise
         except Exception as error:
-            # Anything else would end nats-py's read loop silently; a protocol error makes it reconnect.
-            raise ProtocolError from error
+            raise _receive_failed(error) from error
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
             raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
 

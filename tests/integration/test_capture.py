@@ -20,7 +20,9 @@ from jetcapture_py.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.capture import Capture
 from jetcapture_py.errors import ConfigError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.received import Inbox
 from jetcapture_py.store import LocalStore
+from jetcapture_py.wire import FrameParser
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -38,6 +40,17 @@ from tests.support.running import (
 )
 
 Start = Callable[..., NatsServer]
+
+
+@pytest.fixture(params=["fast", "slow"])
+def receive_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test with the frame parser and with nats-py's own, which unknown versions of nats-py get."""
+    if request.param == "slow":
+        monkeypatch.setattr("jetcapture_py.wire.supported", lambda: False)
+    return str(request.param)
+
+
+on_both_receive_paths = pytest.mark.usefixtures("receive_path")
 
 
 def plain(count: int, subject: str = "orders.eu") -> list[Message]:
@@ -87,6 +100,7 @@ async def acks_of(url: str, sink: list[tuple[float, bytes]]) -> Any:
     return client
 
 
+@on_both_receive_paths
 def test_no_ack_leaves_before_the_store_has_returned_success(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -145,6 +159,7 @@ def test_a_quiet_streams_block_is_stored_when_it_is_old_enough(nats_server: Star
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_again(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -164,6 +179,7 @@ def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_ag
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -177,6 +193,7 @@ def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_se
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -190,6 +207,7 @@ def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, 
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_two_replicas_share_the_limit_without_stalling_each_other(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -239,6 +257,7 @@ def test_large_messages_stay_within_the_memory_limit(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_a_memory_limit_below_the_servers_largest_message_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server("max_payload: 64MB")
@@ -266,6 +285,7 @@ def test_many_keys_are_kept_within_the_limit_of_open_blocks(nats_server: Start, 
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -282,6 +302,7 @@ def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -312,6 +333,7 @@ def test_what_is_asked_for_at_once_is_never_too_much_for_the_server_to_keep(nats
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -392,6 +414,7 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -411,6 +434,7 @@ def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(nats_se
     asyncio.run(scenario())
 
 
+@on_both_receive_paths
 def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
     nats_server: Start, tmp_path: Path
 ) -> None:
@@ -534,6 +558,43 @@ def test_the_slow_receive_path_captures_the_same(
         assert len(rows(tmp_path / "slow")) == 3000
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("supported", "owner", "name"), [(True, FrameParser, "_take"), (False, Inbox, "accept")], ids=["fast", "slow"]
+)
+def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
+    nats_server: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    supported: bool,
+    owner: type,
+    name: str,
+) -> None:
+    monkeypatch.setattr("jetcapture_py.wire.supported", lambda: supported)
+    receive = getattr(owner, name)
+
+    def fail_once(*_: Any) -> None:
+        monkeypatch.setattr(owner, name, receive)
+        raise RuntimeError("a bug in the receiver")
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
+        async with running(settings) as capture:
+            await publish(server.url, plain(10))
+            await until(lambda: capture.stats.acked == 10, "it works")
+            monkeypatch.setattr(owner, name, fail_once)
+            await publish(server.url, plain(100))
+            await until(lambda: capture.stats.acked >= 110, "all are stored after all")
+            assert capture.source.reconnects == 1
+        assert len(rows(tmp_path / "archive")) == 110
+
+    asyncio.run(scenario())
+    (failed,) = [record for record in caplog.records if record.msg == "receive.failed"]
+    assert "a bug in the receiver" in str(failed.__dict__)
 
 
 def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server: Start, tmp_path: Path) -> None:

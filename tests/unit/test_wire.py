@@ -406,6 +406,18 @@ def row(number: int, size: int) -> Message:
     return b"s%d" % number, b"r%d" % number, b"h" * (number % 3), b"p" * size
 
 
+def test_messages_are_accepted_while_those_before_them_are_still_read() -> None:
+    inbox = Inbox(lambda: None)
+    for number in range(10):
+        inbox.accept(1, b"s", b"r%d" % number, b"x" * 10, b"")
+    taken = inbox.take(MESSAGE_OVERHEAD)
+    with memoryview(taken.parts[0].memory):  # as a thread has it that makes columns
+        inbox.accept(1, b"s", b"r10", b"y" * (5 << 20), b"")
+    rest = inbox.take(1 << 40)
+    assert len(taken) < 10
+    assert len(messages_in(taken) + messages_in(rest)) == 11
+
+
 @given(st.lists(st.integers(0, 5000), max_size=40), st.integers(0, 20_000))
 def test_taking_in_parts_keeps_order_and_totals(sizes: list[int], memory: int) -> None:
     heard: list[int] = []
