@@ -60,7 +60,7 @@ def run(
         typer.Option("--until-caught-up", help="Stop, drained, once nothing is pending and nothing unacknowledged."),
     ] = False,
 ) -> None:
-    """Capture until SIGTERM or SIGINT, which drain; a second one stops at once."""
+    """Capture until SIGTERM, SIGINT or SIGHUP, which drain; a second SIGTERM or SIGINT stops at once."""
     from jetcapture_py import lean
 
     lean.with_the_systems_allocator()

@@ -24,7 +24,9 @@ DRAINED, FAILED = 0, 1
 
 
 def run(config: Config, *, until_caught_up: bool = False) -> int:
-    """Capture until SIGTERM or SIGINT, or until caught up; the exit code. A second signal ends the process at once.
+    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; the exit code.
+
+    A second SIGTERM or SIGINT ends the process at once.
 
     Raises ConfigError for what shows only when the parts are made: an object that cannot be imported, a missing extra.
     """
@@ -49,6 +51,8 @@ async def _run(config: Config, *, until_caught_up: bool) -> None:
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
+            if number is signal.SIGHUP:
+                return  # a terminal that closes sends it more than once
             event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=capture.unacked)
             leave(FAILED)
         event(log, logging.INFO, "capture.draining", signal=number.name, unacked=capture.unacked)
@@ -57,7 +61,9 @@ async def _run(config: Config, *, until_caught_up: bool) -> None:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup: it is to outlive its terminal
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
     with _http(capture):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +50,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
     nats_server: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -66,6 +69,64 @@ def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
     assert (state.num_pending, state.num_ack_pending) == (0, 0)
     (stopped,) = replica.events("capture.stopped")
     assert (stopped["received"], stopped["acked"], stopped["sealed_by"]) == (1000, 1000, {"drain": 3})
+
+
+def on_a_terminal(path: Path, *before: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Run a configuration in the foreground of a terminal of its own; the process, and the terminal's other end."""
+    ours, its = os.openpty()
+    command = [*before, sys.executable, "-m", "jetcapture_py", "run", str(path)]
+
+    def take_the_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, preexec_fn=take_the_terminal)
+    os.close(its)
+    return process, ours
+
+
+def test_a_terminal_that_closes_drains_the_process(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    replica = Command(tmp_path, settings(server.url, tmp_path / "archive"))
+    process, terminal = on_a_terminal(replica.path)
+    try:
+        awaited(lambda: delivered(server.url) == 1000, "all are delivered")
+        os.close(terminal)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert len(rows(tmp_path / "archive")) == 1000
+    assert asyncio.run(consumer(server.url)).num_ack_pending == 0
+
+
+def test_a_process_under_nohup_outlives_its_terminal(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", block={"max_age": "1s"})) as replica:
+        replica.start(before=["nohup"])
+        awaited(lambda: list(replica.events("capture.started")), "it has started")
+        replica.process.send_signal(signal.SIGHUP)
+        awaited(lambda: list(replica.events("blocks.stored")), "it goes on")
+        assert replica.process.poll() is None
+        assert not list(replica.events("capture.draining"))
+
+
+def test_a_signal_that_is_repeated_by_a_closing_terminal_does_not_cut_the_drain_short(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server, archive = nats_server(), blocked_archive(tmp_path)
+    asyncio.run(publish(server.url, three()))
+    with Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"})) as replica:
+        replica.start()
+        awaited(lambda: list(replica.events("store.failed")), "the store fails")
+        for _ in range(3):
+            replica.process.send_signal(signal.SIGHUP)
+            awaited(lambda: list(replica.events("capture.draining")), "the drain begins")
+        (archive / "ORDERS").unlink()
+        assert replica.wait(60) == 0, replica.log
+    assert len(rows(archive)) == 1000
 
 
 def blocked_archive(directory: Path) -> Path:

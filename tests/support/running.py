@@ -185,11 +185,11 @@ class Command:
                 if entry.get("event") == name:
                     yield entry
 
-    def start(self, *options: str) -> Self:
-        """Start it; it may run again after it has ended."""
+    def start(self, *options: str, before: Sequence[str] = ()) -> Self:
+        """Start it, `before` in front of the command; it may run again after it has ended."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jetcapture_py", "run", str(self.path), *options],
+                [*before, sys.executable, "-m", "jetcapture_py", "run", str(self.path), *options],
                 stderr=log,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONWARNINGS": "default", **self._environment},
