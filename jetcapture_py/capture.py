@@ -90,7 +90,7 @@ class Capture:
         self.encoding = Gate(limits.memory // 8)
         self.resident = Resident(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
-        self.opened = self.draining = False
+        self.opened = self.draining = self._unconfirmed = False
         self.watermark: Watermark | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
@@ -207,17 +207,21 @@ class Capture:
                 if confirmed := await self.source.ack(replies):
                     break
                 self.stats.unconfirmed_acks += 1
+            self._unconfirmed |= not confirmed
             for block, _ in stored:
                 self.blocks.forget(block)
             upkeep.report(self, stored, confirmed=confirmed)
             self.progress.set()
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
-        """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`."""
-        self.draining = True
+        """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.
+
+        Raises DrainError unless every message that was delivered here is acknowledged.
+        """
+        self.draining, self._unconfirmed = True, False
         try:
             async with asyncio.timeout(self.config.drain_timeout):
-                await self.source.stop()
+                ended = await self.source.stop()
                 await intake
                 self.send(self.blocks.seal_all("drain"))
                 while self.blocks.unacked:
@@ -228,6 +232,13 @@ class Capture:
                 f"drain_timeout: {self.unacked} messages were not stored and acknowledged in time, and are given back"
             ) from None
         await upkeep.last_mark(self)
+        if self.source.failure is None and (self._unconfirmed or not ended) and not await self._none_unacked():
+            reason = "acknowledgements were not confirmed" if ended else "the connection to NATS was lost"
+            raise DrainError(f"drain: {reason}; what the server has not counted comes back after ack_wait")
+
+    async def _none_unacked(self) -> bool:
+        """Whether the server has no unacknowledged message, of whatever replica."""
+        return self.source.connected and await self.source.refresh() and self.source.state.unacked == 0
 
     async def in_store(self, work: Callable[..., T], *args: Any) -> T:
         """Run `work` where objects are stored, in a thread."""

@@ -31,7 +31,7 @@ class SourceError(JetcaptureError):
 
 
 class DrainError(JetcaptureError):
-    """Not everything was stored within `drain_timeout`. Nothing is lost: what is not stored was not acknowledged."""
+    """Not everything was stored and acknowledged before the end. Nothing is lost: the server delivers it again."""
 
 
 class StoreError(JetcaptureError):

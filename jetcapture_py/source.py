@@ -24,7 +24,7 @@ from jetcapture_py.denials import Denial, DeniedError, denial_in, refusal
 from jetcapture_py.errors import SourceError
 from jetcapture_py.log import event
 from jetcapture_py.received import Inbox, Received, contents
-from jetcapture_py.statuses import Reaction, Status, parse_status
+from jetcapture_py.statuses import Reaction, Status, parse_status, undelivered
 from jetcapture_py.wire import Connection
 
 log = logging.getLogger("jetcapture.source")
@@ -35,8 +35,11 @@ HEARTBEAT = 5.0
 """Seconds of silence after which the server confirms that a pull is alive."""
 SILENCE = 12.5
 """Seconds of silence after which a pull is given up."""
-EXPIRES = 30.0
-GRACE = 5.0
+EXPIRES = 2.0
+"""Seconds that a pull stays open without messages, and so what a drain may wait for it to end..."""
+DRAIN_SHARE = 4
+"""...which is at most this fraction of `drain_timeout`."""
+GRACE = 10.0
 """Seconds that the server may take to say that a pull has expired."""
 PULL_BYTES = (48 << 20) // LANES
 """Most bytes one pull asks for; with all lanes less than the 64 MB after which a server drops a slow client."""
@@ -107,6 +110,7 @@ class Source:
         self._ready = asyncio.Event()
         self._enough = asyncio.Event()
         self._stopping = self._ended = self._closing = False
+        self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._last_data = self._answered = 0.0
         self._known = (0, -FRESH)  # at which connection, and when, the consumer was last found to be the same
 
@@ -152,10 +156,19 @@ class Source:
         if not self._client.fast:
             event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
 
-    async def stop(self) -> None:
-        """Pull no more. What the server has sent already is still received."""
-        self._stopping = True
-        self._wake.set()
+    async def stop(self) -> bool:
+        """Pull no more, receive what open pulls still bring, and unsubscribe; return whether every pull ended.
+
+        An open pull cannot be cancelled. Without its subscription, what the server still sends for it is dropped, and
+        comes back only after `ack_wait` where it has to pass through another server of a cluster. So the subscriptions
+        stay until every pull is filled or has expired. A second call does not wait.
+        """
+        connection = self.reconnects
+        if not self._stopping:
+            self._stopping = True
+            self._wake.set()
+            await self._pulls_end()
+        ended = connection == self.reconnects and not any(lane.active for lane in self._lanes)
         try:
             while self._subscriptions:
                 await self._subscriptions.pop().unsubscribe()
@@ -163,6 +176,18 @@ class Source:
         except (nats.errors.Error, OSError, TimeoutError):
             pass  # not connected: nothing more can come
         self.halt()
+        return ended
+
+    async def _pulls_end(self) -> None:
+        """Wait until no pull is open, or nothing can come any more."""
+        while self.connected and not self._ended and any(lane.active for lane in self._lanes):
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), PAUSE)
+            overdue = [lane for lane in self._lanes if lane.active and self._loop.time() > lane.expires]
+            if overdue and await self.refresh():  # the consumer answers, so it has ended them
+                for lane in overdue:
+                    lane.active = False
 
     async def close(self) -> None:
         """Flush what was written and close the connection."""
@@ -257,7 +282,7 @@ class Source:
     async def receive(self) -> Received | None:
         """The next messages; None once stopped, and everything that the server had sent by then was handed out."""
         await self._ready.wait()
-        if self.waiting < ENOUGH and not self._stopping:
+        if self.waiting < ENOUGH and not self._ended:
             self._enough.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), LINGER)
@@ -284,14 +309,15 @@ class Source:
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
         for lane in self._lanes:
             if lane.subject == to:
-                self._heard(lane, pull, parse_status(block))
+                self._heard(lane, pull, parse_status(block), undelivered(block))
 
-    def _heard(self, lane: Lane, pull: str, status: Status) -> None:
+    def _heard(self, lane: Lane, pull: str, status: Status, undelivered: int | None) -> None:
         lane.heard = self._loop.time()
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self._answered = lane.heard
         if status.reaction is not Reaction.ALIVE and lane.active and pull == str(lane.pull):
-            lane.active = False
+            lane.batch -= undelivered or 0
+            lane.active = undelivered is not None and lane.left > 0
             self._react(lane, status)
             self._wake.set()
 
@@ -315,7 +341,7 @@ class Source:
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
             for lane in self._lanes[: self.state.max_waiting or LANES]:  # the server is silent about those beyond
-                if not lane.active and now >= lane.not_before and self._client.is_connected:
+                if not (lane.active or self._stopping) and now >= lane.not_before and self._client.is_connected:
                     await self._issue(lane, now)
             try:
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
@@ -335,7 +361,7 @@ class Source:
             return
         state = self.state
         batch = min(self.config.source.batch, state.max_batch or self.config.source.batch)
-        expires = min(EXPIRES, state.max_expires) if state.max_expires else EXPIRES
+        expires = min(self._expires, state.max_expires) if state.max_expires else self._expires
         heartbeat = min(HEARTBEAT, expires / 2)
         lane.pull += 1
         lane.active, lane.batch, lane.max_bytes = True, batch, size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -65,3 +66,15 @@ def parse_status(block: bytes) -> Status:
         lowered = text.lower()
         reaction = next((reaction for start, reaction in _CONFLICTS if lowered.startswith(start)), reaction)
     return Status(number, text, reaction)
+
+
+_UNDELIVERED = re.compile(rb"\r\nNats-Pending-Messages: *([0-9]{1,9})\r\n", re.IGNORECASE)
+
+
+def undelivered(block: bytes) -> int | None:
+    """How many of the messages that the pull asked for it will not bring; None where the status does not say.
+
+    The others may still follow: a replicated consumer sends a message only once its replicas know of the delivery.
+    """
+    found = _UNDELIVERED.search(block)
+    return int(found[1]) if found else None

@@ -173,6 +173,8 @@ async def _seal_by_age(capture: Capture) -> None:
     while True:
         await asyncio.sleep(TICK)
         capture.send(capture.blocks.seal_due(loop.time()))
+        if capture.draining and capture.source.idle_for() > STALLED:  # need not wait for the pulls to end
+            capture.send(capture.blocks.seal_all("drain"))
         relieve(capture)
         capture.source.nudge()
 

@@ -14,6 +14,7 @@ from typing import Any
 import nats
 import pyarrow as pa
 import pytest
+from nats.aio.subscription import Subscription
 
 from jetcapture_py import layout, upkeep
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
@@ -303,16 +304,75 @@ def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_pat
 
 
 @on_both_receive_paths
+@pytest.mark.parametrize("count", [0, 30_000], ids=["idle", "backlog"])
+def test_a_drain_unsubscribes_once_every_pull_has_ended(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    open_pulls: list[int] = []
+    unsubscribe = Subscription.unsubscribe
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(count))
+        settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 1000, "batch": 200})
+        async with running(settings) as capture:
+            lanes = capture.source._lanes
+
+            async def noted(subscription: Subscription) -> None:
+                open_pulls.append(sum(lane.active for lane in lanes))
+                await unsubscribe(subscription)
+
+            monkeypatch.setattr(Subscription, "unsubscribe", noted)
+            await until(lambda: any(lane.active for lane in lanes) and capture.source.fetched >= count / 10, "it pulls")
+        assert open_pulls == [0] * len(lanes)
+        state = await consumer(server.url)
+        assert state.num_ack_pending == 0
+        assert len(rows(tmp_path / "archive")) == state.delivered.stream_seq == capture.source.fetched
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.source.EXPIRES", 30.0)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            lane = capture.source._lanes[0]
+            await until(lambda: lane.active, "it pulls")
+            inbox, pull = f"{lane.subject}.{lane.pull}", lane.pull
+            async with connection(server.url) as client:
+                await client.publish(inbox, headers={"Nats-Pending-Messages": str(lane.batch - 3)})
+                await until(lambda: lane.batch == 3, "the status has come")
+                assert lane.active
+                for left in (2, 1, 0):
+                    await client.publish(inbox, b"forged", reply="as.if.by.the.server")
+                    await until(lambda left=left: lane.left == left or lane.pull > pull, f"{left} are to come")
+                await until(lambda: lane.pull > pull, "it pulls again")
+            capture.source.halt()  # the drain need not wait for the pulls
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
 def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [])
         async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as capture:
             lanes = capture.source._lanes
-            await until(lambda: all(lane.pull == 1 for lane in lanes), "every lane has pulled")
+            await until(lambda: all(lane.pull for lane in lanes), "every lane has pulled")
+            pulls = [lane.pull for lane in lanes]
             for lane in lanes:  # as if the server had forgotten the pulls and never said so
                 lane.expires = 0.0
-            await until(lambda: all(lane.pull == 2 for lane in lanes), "every lane has pulled again")
+            await until(
+                lambda: all(lane.pull > before for lane, before in zip(lanes, pulls, strict=True)),
+                "every lane has pulled again",
+            )
             await publish(server.url, plain(10))
             await until(lambda: capture.stats.acked == 10, "messages still come, each once")
 

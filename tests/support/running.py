@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import yaml
 from nats.aio.client import Client
 
-from jetcapture_py import layout
+from jetcapture_py import layout, source
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config, parse
 from jetcapture_py.publish import Headers, Publisher
@@ -27,6 +27,8 @@ from jetcapture_py.publish import Headers, Publisher
 STREAM = "ORDERS"
 CONSUMER = "archive"
 Message = tuple[str, bytes, Headers | None]
+
+source.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
@@ -159,8 +161,10 @@ class Command:
         configuration: dict[str, Any],
         name: str = "replica",
         environment: Mapping[str, str] | None = None,
+        module: str = "jetcapture_py",
     ) -> None:
         self._environment = environment or {}
+        self._module = module
         self.path = directory / f"{name}.yaml"
         self.path.write_text(yaml.safe_dump(configuration))
         self._log = directory / f"{name}.log"
@@ -189,7 +193,7 @@ class Command:
         """Start it, `before` in front of the command; it may run again after it has ended."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*before, sys.executable, "-m", "jetcapture_py", "run", str(self.path), *options],
+                [*before, sys.executable, "-m", self._module, "run", str(self.path), *options],
                 stderr=log,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONWARNINGS": "default", **self._environment},

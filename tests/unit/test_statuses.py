@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.statuses import Reaction, Status, parse_status
+from jetcapture_py.statuses import Reaction, Status, parse_status, undelivered
 
 EXPECTED = [
     ("100 Idle Heartbeat", Reaction.ALIVE),
@@ -65,3 +65,18 @@ def test_a_number_of_any_length_does_not_raise() -> None:
 
 def test_a_status_without_any_headers_is_passing() -> None:
     assert parse_status(b"").reaction is Reaction.PULL_LATER
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ("Nats-Pending-Messages: 5\r\nNats-Pending-Bytes: 10\r\n", 5),
+        ("Nats-Pending-Bytes: 10\r\nnats-pending-messages:0\r\n", 0),
+        ("Nats-Pending-Messages: -1\r\n", None),
+        ("Nats-Pending-Messages: many\r\n", None),
+        ("Nats-Pending-Messages: 99999999999999999999\r\n", None),
+        ("", None),
+    ],
+)
+def test_a_status_says_how_many_messages_the_pull_will_not_bring(headers: str, expected: int | None) -> None:
+    assert undelivered(f"NATS/1.0 408 Request Timeout\r\n{headers}\r\n".encode()) == expected

@@ -1,0 +1,11 @@
+"""The real command, receiving as with a nats-py that the frame parser does not know."""
+
+from __future__ import annotations
+
+from jetcapture_py import wire
+from jetcapture_py.cli import main
+
+wire.supported = lambda: False
+
+if __name__ == "__main__":
+    main()
