@@ -24,9 +24,9 @@ class ConsumerState:
 
     `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica. Of the
     stream's messages up to sequence `ack_floor` none is either. `asked` is the server's time of the answer. `delivered`
-    is the last sequence that was, `redelivered` how many of the unacked ones were delivered more than once, and
-    `waiting_pulls` is how many pulls are open, of whatever replica. `created` tells a consumer from the one before it
-    of the same name, as the server writes it.
+    is the last sequence that was, `acknowledged` counts the deliveries up to the ack floor, `redelivered` how many of
+    the unacked ones were delivered more than once, and `waiting_pulls` is how many pulls are open, of whatever replica.
+    `created` tells a consumer from the one before it of the same name, as the server writes it.
     """
 
     config: dict[str, Any]
@@ -41,6 +41,7 @@ class ConsumerState:
     ack_floor: int
     asked: datetime
     delivered: int = 0
+    acknowledged: int = 0
     redelivered: int = 0
     waiting_pulls: int = 0
     created: str = ""
@@ -65,6 +66,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         ack_floor=info.get("ack_floor", {}).get("stream_seq", 0),
         asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
         delivered=info.get("delivered", {}).get("stream_seq", 0),
+        acknowledged=info.get("ack_floor", {}).get("consumer_seq", 0),
         redelivered=info.get("num_redelivered", 0),
         waiting_pulls=info.get("num_waiting", 0),
         created=info.get("created", ""),

@@ -10,14 +10,16 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from jetcapture_py.archive_root import ArchiveRoot
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
+from jetcapture_py.local_files import make_directory, sync_directory, write_durably
 from jetcapture_py.remote import PROBE, open_remote, root_of
 
 _LOCAL_PERMANENT = {
@@ -31,8 +33,6 @@ _LOCAL_PERMANENT = {
     errno.EINVAL,
 }
 _MOST_KNOWN = 100_000
-_FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
-"""Less what the umask takes: writable for everybody they never are."""
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
@@ -87,11 +87,24 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
 
 
 class LocalStore:
-    """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced."""
+    """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced.
+
+    A directory that is not the one of the first use any more, as after an unmount, is a `StoreError` (see
+    `archive_root`). With `{key}` in `root` that is the directory above the first part with `{key}` in it.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
+        head, divided, _ = root.partition("{key}")
+        self._base = head.rpartition("/")[0] if divided else root_of(root, None)
+        default = "/" if root.startswith("/") else "."
+        self._archive = ArchiveRoot(self._base or default, unmarked=bool(divided))
         self._known: set[str] = set()
+
+    @property
+    def new(self) -> bool:
+        """Whether this process has found an empty directory and made it an archive."""
+        return self._archive.new
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
         """Store `data` durably under its name."""
@@ -102,14 +115,19 @@ class LocalStore:
     def probe(self) -> None:
         """Store and remove a small object; with a root for every key there is no one place to try."""
         if "{key}" in self.root:
-            return
+            with self._opened():
+                return
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
         self._publish(path, pa.py_buffer(b"jetcapture"))
-        Path(path).unlink()
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
 
     def read_note(self, path: str) -> bytes | None:
         """A small file's content; None when it does not exist."""
         try:
+            if self._archive.known:
+                with self._archive.opened():
+                    pass
             return Path(f"{root_of(self.root, None)}/{path}").read_bytes()
         except FileNotFoundError:
             return None
@@ -129,75 +147,57 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """A descriptor of the archive's directory. Raises `StoreError`, `PermanentStoreError`."""
+        try:
+            with self._archive.opened() as root:
+                yield root
+        except OSError as error:
+            raise _failed(self._archive.path, error) from error
+
     def _publish(self, path: str, data: pa.Buffer) -> None:
         directory, _, name = path.rpartition("/")
-        hidden = f"{directory}/.{name}.{uuid.uuid4().hex}.tmp"
+        below = directory[len(self._base) + 1 :] if self._base or path.startswith("/") else directory
+        hidden, visible = f"{below}/.{name}.{uuid.uuid4().hex}.tmp", f"{below}/{name}"
         try:
-            self._prepare(directory)
-            try:
-                _write_durably(hidden, data)
-                os.replace(hidden, path)  # noqa: PTH105  a pathlib object per name doubles the cost of a small object
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(hidden).unlink()
-                raise
-            _sync_directory(directory)
+            with self._archive.opened() as root:
+                self._prepare(below, root)
+                try:
+                    write_durably(hidden, data, root)
+                    os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(hidden, dir_fd=root)
+                    raise
+                sync_directory(below, root)
         except OSError as error:
-            self._known.discard(directory)
-            kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
-            raise kind(f"cannot write {directory}: {error.strerror or error}") from error
+            self._known.discard(below)
+            raise _failed(directory, error) from error
 
-    def _prepare(self, directory: str) -> None:
+    def _prepare(self, directory: str, root: int) -> None:
         """Have the directory, and sweep it, once."""
         if directory not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
-            if not _make_directory(directory):
-                _sweep(Path(directory))
+            if not make_directory(directory, root):
+                _sweep(directory, root)
             self._known.add(directory)
 
 
-def _write_durably(path: str, data: pa.Buffer) -> None:
-    """A new file with `data`, on the disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
-    try:
-        rest = memoryview(data).cast("B")
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _failed(directory: str, error: OSError) -> StoreError:
+    kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
+    return kind(f"cannot write {directory}: {error.strerror or error}")
 
 
-def _make_directory(directory: str, *, parents: bool = True) -> bool:
-    """Create `directory` and what is above it, durably; False when it was there already."""
-    parent = directory.rpartition("/")[0] or "/"
-    try:
-        os.mkdir(directory, _DIRECTORY_MODE)  # noqa: PTH102  as in `_publish`
-    except FileNotFoundError:
-        if not parents:  # the parent is there, and yet nothing can be: not every file system has directories made
-            raise
-        _make_directory(parent)
-        return _make_directory(directory, parents=False)
-    except FileExistsError as error:
-        if not os.path.isdir(directory):  # noqa: PTH112
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from error
-        return False
-    _sync_directory(parent)
-    return True
-
-
-def _sweep(directory: Path) -> None:
+def _sweep(directory: str, root: int) -> None:
     """Remove what a killed process left unfinished in `directory`."""
-    for path in directory.glob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED:
-                path.unlink()
-
-
-def _sync_directory(directory: str) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
-        os.fsync(handle)
+        for name in os.listdir(handle):  # noqa: PTH208  a descriptor, not a path
+            if name.startswith(".") and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if time.time() - os.stat(name, dir_fd=handle).st_mtime > _ABANDONED:
+                        os.unlink(name, dir_fd=handle)
     finally:
         os.close(handle)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from jetcapture_py import watermark
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore
+from jetcapture_py.store import LocalStore, NoteStore
 
 if TYPE_CHECKING:
     from jetcapture_py.block import Block
@@ -92,6 +92,14 @@ def count(stats: Stats, prepared: Prepared) -> None:
             first_stage=first["stage"],
             first_error=first["error"],
         )
+
+
+def warn_of_new_archive(capture: Capture) -> None:
+    """Warn when the archive's directory was empty although the consumer has acknowledged messages."""
+    store, state = capture.store, capture.source.state
+    if isinstance(store, LocalStore) and store.new and state.acknowledged:
+        reason = "it was empty, but the consumer has acknowledged messages before; is the volume mounted?"
+        event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=state.ack_floor, reason=reason)
 
 
 async def last_mark(capture: Capture) -> None:

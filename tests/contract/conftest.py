@@ -15,6 +15,7 @@ import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
 
+from jetcapture_py.archive_root import MARKER
 from jetcapture_py.store import Store, open_store
 from tests.support import azurite
 from tests.support import s3 as servers
@@ -58,7 +59,7 @@ class LocalPlace(Place):
         return f"file://{self.root}"
 
     def objects(self) -> dict[str, bytes]:
-        files = [path for path in self.root.rglob("*") if not path.is_dir()]
+        files = [path for path in self.root.rglob("*") if not path.is_dir() and path.name != MARKER]
         return {str(path.relative_to(self.root)): path.read_bytes() for path in files}
 
     def at(self, location: str) -> bytes:

@@ -206,8 +206,11 @@ def test_nothing_is_visible_before_it_is_whole_and_synced(local: LocalPlace, mon
         found = local.objects() if local.root.exists() else {}
         synced.append((os.fstat(handle).st_ino, [Path(path).name for path in found], list(found.values())))
 
+    store = local.open()
+    store.probe()
+    (local.root / "_probe").rmdir()
     monkeypatch.setattr(os, "fsync", watch)
-    location = Path(put(local.open(), name(), b"content"))
+    location = Path(put(store, name(), b"content"))
     monkeypatch.undo()
     *directories, (file, during, written), (last, after, _) = synced
     assert file == location.stat().st_ino
@@ -216,7 +219,7 @@ def test_nothing_is_visible_before_it_is_whole_and_synced(local: LocalPlace, mon
     assert hidden.startswith(".")
     assert last == location.parent.stat().st_ino
     assert after == [location.name]
-    made = [parent for parent in location.parents if parent.is_relative_to(local.root.parent)][1:]
+    made = [parent for parent in location.parents if parent.is_relative_to(local.root)][1:]
     assert {inode for inode, _, _ in directories} == {directory.stat().st_ino for directory in made}
 
 

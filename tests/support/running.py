@@ -20,6 +20,7 @@ import yaml
 from nats.aio.client import Client
 
 from jetcapture_py import layout, source
+from jetcapture_py.archive_root import MARKER
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config, parse
 from jetcapture_py.publish import Headers, Publisher
@@ -121,7 +122,7 @@ def objects(root: Path) -> list[layout.ObjectName]:
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
-        if path.is_file() and not relative.startswith(("_probe/", "_watermark/")):
+        if path.is_file() and not relative.startswith(("_probe/", "_watermark/")) and relative != MARKER:
             name = layout.parse_path(relative)
             if name is None and path.name.endswith(".tmp"):  # a running capture may be writing it at this moment
                 assert _goes(path), f"{relative} was left behind half"

@@ -1,0 +1,51 @@
+"""Durable changes to a local file system. Paths are relative to the directory `root`, where a descriptor is given."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pyarrow as pa
+
+_FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
+"""Less what the umask takes: writable for everybody they never are."""
+
+
+def write_durably(path: str, data: bytes | pa.Buffer, root: int | None = None) -> None:
+    """Create a new file with `data`; it is on the disk when this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE, dir_fd=root)
+    try:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(directory: str, root: int | None = None, *, parents: bool = True) -> bool:
+    """Create `directory` and what is above it, durably; False when it was there already."""
+    parent = directory.rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
+    try:
+        os.mkdir(directory, _DIRECTORY_MODE, dir_fd=root)
+    except FileNotFoundError:
+        if not parents or parent in (directory, "."):  # the parent is there, and yet nothing can be created in it
+            raise
+        make_directory(parent, root)
+        return make_directory(directory, root, parents=False)
+    except FileExistsError as error:
+        if not stat.S_ISDIR(os.stat(directory, dir_fd=root).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory) from error
+        return False
+    sync_directory(parent, root)
+    return True
+
+
+def sync_directory(directory: str, root: int | None = None) -> None:
+    """Have the names in `directory` on the disk when this returns."""
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,134 @@
+"""The real daemon, whose archive's directory goes away under load and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from jetcapture_py import layout
+from jetcapture_py.archive_root import MARKER
+from tests.support.mounts import Volume
+from tests.support.nats_server import NatsServer
+from tests.support.outages import free_port, readiness
+from tests.support.running import Command, capture_all, config, consumer, objects, publish, settings, until
+
+Start = Callable[..., NatsServer]
+COUNT = 300
+
+
+class Directory:
+    """A directory in the place of a volume."""
+
+    def __init__(self, directory: Path) -> None:
+        self.point, self.real = directory / "mnt", directory / "mnt"
+        self.point.mkdir()
+
+    def unmount(self) -> None:
+        self.real = self.point.rename(self.point.with_name("elsewhere"))
+
+    def mount(self) -> None:
+        self.real = self.real.rename(self.point)
+
+
+class Replaced(Directory):
+    """One that leaves an empty directory behind."""
+
+    def unmount(self) -> None:
+        super().unmount()
+        self.point.mkdir()
+
+    def mount(self) -> None:
+        self.point.rmdir()
+        super().mount()
+
+
+@pytest.fixture(params=[Directory, Replaced, Volume])
+def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Directory | Volume]:
+    found = request.param(tmp_path)
+    yield found
+    if isinstance(found, Volume):
+        found.close()
+
+
+def stored(root: Path) -> Counter[int]:
+    """How often each sequence is stored."""
+    found = Counter[int]()
+    for name in objects(root):
+        found.update(pq.ParquetFile(root / name.path).read([layout.SEQ]).column(0).to_pylist())
+    return found
+
+
+async def acknowledged(url: str, published: int) -> int:
+    state = await consumer(url)
+    return published - int(state.num_pending or 0) - int(state.num_ack_pending or 0)
+
+
+def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored_once_it_is_back(
+    nats_server: Start, tmp_path: Path, volume: Directory | Volume
+) -> None:
+    async def scenario() -> None:
+        server, port = nats_server(), free_port()
+        messages = [(f"orders.{index % 5}", b"%d" % index, None) for index in range(COUNT)]
+        await publish(server.url, messages)
+        sections = {"block": {"max_age": "200ms"}, "http": {"listen": f"127.0.0.1:{port}"}}
+        with Command(tmp_path, settings(server.url, volume.point, **sections)) as command:
+            command.start()
+            await until(lambda: readiness(port)[0] == 200, "it is ready", timeout=60)
+
+            async def all_of(count: int) -> bool:
+                assert command.process.poll() is None, command.log
+                return await acknowledged(server.url, count) == count
+
+            await until(lambda: all_of(COUNT), "the first ones are stored and acknowledged", timeout=60)
+            publishing = asyncio.create_task(publish(server.url, messages * 4))
+            first = len(objects(volume.real))
+            await until(lambda: len(objects(volume.real)) > first, "more is stored", timeout=60)
+            volume.unmount()
+            await publishing
+            await publish(server.url, messages)
+
+            async def unready() -> bool:
+                status, text = await asyncio.to_thread(readiness, port)
+                return status == 503 and "is it mounted" in text and str(volume.point) in text
+
+            await until(unready, "/readyz says so", timeout=60)
+            failures = len(list(command.events("store.failed")))
+            await until(lambda: len(list(command.events("store.failed"))) > failures, "it is tried again", timeout=60)
+            assert await acknowledged(server.url, 6 * COUNT) <= len(stored(volume.real)) <= 5 * COUNT
+            assert not volume.point.exists() or list(volume.point.iterdir()) == []
+            volume.mount()
+            await until(lambda: all_of(6 * COUNT), "everything is stored and acknowledged", timeout=120)
+
+            async def ready() -> bool:
+                return (await asyncio.to_thread(readiness, port))[0] == 200
+
+            await until(ready, "it is ready again", timeout=60)
+        assert stored(volume.real) == Counter(range(1, 6 * COUNT + 1))
+        assert (volume.real / MARKER).exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"x", None)] * 20)
+        with caplog.at_level(logging.WARNING, "jetcapture"):
+            await capture_all(config(server.url, tmp_path / "a"))
+            await capture_all(config(server.url, tmp_path / "a"))
+            assert "archive.new" not in caplog.text
+            (tmp_path / "a").rename(tmp_path / "elsewhere")
+            await capture_all(config(server.url, tmp_path / "a"))
+        (record,) = [record for record in caplog.records if record.getMessage() == "archive.new"]
+        fields = record.jetcapture_fields  # type: ignore[attr-defined]
+        assert (fields["root"], fields["ack_floor"]) == (str(tmp_path / "a"), 20)
+
+    asyncio.run(scenario())
