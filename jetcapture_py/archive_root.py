@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +25,11 @@ from jetcapture_py.local_files import make_directory, sync_directory, write_dura
 MARKER = ".jetcapture=archive"
 """With a character that no key has in a directory's name: with `{key}` in the URL, the keys' roots lie beside it."""
 
+LOCK_TIMEOUT = 5.0
+"""Seconds to wait for a lock: a process that is stopped may keep it."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_OURS = {"lost+found", "_probe"}
 """What an empty archive may have besides hidden files."""
@@ -65,6 +70,23 @@ class ArchiveRoot:
             yield handle
         finally:
             os.close(handle)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep out all others, of whatever process, that lock the archive, where its file system has locks.
+
+        Raises OSError when it stays locked.
+        """
+        with self.opened() as handle:
+            try:
+                file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)  # NFS locks only what may be written
+            except PermissionError:
+                file = os.open(MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=handle)
+        try:
+            _lock(file)
+            yield
+        finally:
+            os.close(file)  # and with it, unlocked
 
     def _check(self, handle: int) -> None:
         if not self._id:
@@ -134,6 +156,21 @@ def _write_marker(handle: int) -> bool:
             os.unlink(hidden, dir_fd=handle)
     sync_directory(".", handle)
     return written
+
+
+def _lock(file: int) -> None:
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise OSError(errno.EAGAIN, f"another process keeps {MARKER} locked") from error
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+        time.sleep(0.01)
 
 
 def _read_marker(handle: int, root: str) -> str | None:

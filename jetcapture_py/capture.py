@@ -117,6 +117,7 @@ class Capture:
             await probe(self.store, self._storing, self.config.store.retry_for, self.stats, stop)
             await key_rule.warn_of_change(self)
             upkeep.warn_of_new_archive(self)
+            self.observer.began(self.source.state)
             self.opened = True
             self.encoder = self.encoder.for_stream(self.source.stream_created, self.source.consumer)
             async with asyncio.TaskGroup() as tasks:

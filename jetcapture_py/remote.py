@@ -20,6 +20,8 @@ from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName, escape_key
 from jetcapture_py.text import one_line
 
+Change = Callable[[bytes | None], bytes | None]
+"""From a note's content, None where there is none, to its next; None to leave it as it is."""
 PROBE = "_probe"
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 SECRETS = ("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret")
@@ -44,6 +46,12 @@ _CREDENTIALS = {
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 _PERMANENT = {"ParamValidationError"}
 _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
+_CHANGED = {*_THERE, "ConditionNotMet", "ConditionalRequestConflict", "409"}
+"""What a store says of a condition on a note that another writer has changed."""
+CHANGES = 10
+"""Times that a note is changed anew because another writer was faster."""
+_NOTES = threading.Lock()
+"""For stores without conditions: at least the writers in this process do not overtake each other."""
 _NOT_IMPLEMENTED = {"NotImplemented", "501"}
 
 
@@ -143,6 +151,60 @@ class FsspecStore:
         """Replace a small file."""
         self._write(f"{root_of(self.root, None)}/{path}", data)
 
+    def change_note(self, path: str, change: Change) -> None:
+        """Replace a small file by what `change` returns for its content, on condition that it is still the same.
+
+        S3 and Azure know such conditions; in other stores a writer in another process may be overtaken.
+        """
+        place = f"{root_of(self.root, None)}/{path}"
+        for _ in range(CHANGES):
+            with _NOTES if self.scheme not in EXTRAS else contextlib.nullcontext():
+                if change(self.read_note(path)) is None:  # mostly, and then one request will do
+                    return
+                tag = self._tag(place)  # before the content that it is then at least as old as
+                there = self.read_note(path)
+                data = change(there)
+                if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
+                    return
+        raise StoreError(f"cannot write {path}: others write it all the time")
+
+    def _tag(self, path: str) -> str | None:
+        """What changes whenever a file is written, where it is there and the store has that."""
+        if self.scheme not in EXTRAS:
+            return None
+        try:
+            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self._within(fs)))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StoreError(f"cannot read {path}: {_said(error)}") from error
+        tag: str | None = found.get("ETag") or found.get("etag")
+        return tag
+
+    def _write_if(self, path: str, data: bytes, tag: str | None, *, new: bool) -> bool:
+        """Write a file where there is none (`new`) or the one with this tag; False when it is not so."""
+        condition: dict[str, Any] = {}
+        if self._once and new:
+            condition = {"mode": "create"}
+        elif self._once and tag is not None:
+            condition = {"IfMatch": tag} if EXTRAS[self.scheme] == "s3" else _if_match(tag)
+        try:
+            self.attempt(
+                lambda fs: fs.pipe_file(path, data, **self._put_options(fs, len(data), once=False), **condition)
+            )
+        except Exception as error:
+            if condition and (_codes(error) & _CHANGED or isinstance(error, FileExistsError | FileNotFoundError)):
+                return False
+            if condition and _codes(error) & _NOT_IMPLEMENTED:
+                self._once = False
+                return False
+            raise self._refused(path, error) from error
+        return True
+
+    def _refused(self, path: str, error: Exception) -> StoreError:
+        kind = PermanentStoreError if _is_permanent(error) else StoreError
+        return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {_said(error)}")
+
     def _write(self, path: str, data: bytes, *, once: bool = False) -> None:
         try:
             try:
@@ -158,9 +220,7 @@ class FsspecStore:
             if once and _codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
                 return self._write(path, data)
-            kind = PermanentStoreError if _is_permanent(error) else StoreError
-            place = f"{self.scheme}://{path.rsplit('/', 1)[0]}"
-            raise kind(f"cannot write {place}: {_said(error)}") from error
+            raise self._refused(path, error) from error
 
     def _found(self, path: str) -> bool:
         """Whether an object is there."""
@@ -231,6 +291,12 @@ class FsspecStore:
     def _within(self, fs: Any, size: int = 0) -> dict[str, Any]:
         """The argument that ends a request of `size` bytes in time."""
         return {"timeout": self._patience + size / SLOWEST} if fs.async_impl else {}
+
+
+def _if_match(tag: str) -> dict[str, Any]:
+    from azure.core import MatchConditions
+
+    return {"etag": tag, "match_condition": MatchConditions.IfNotModified}
 
 
 def _said(error: BaseException) -> str:

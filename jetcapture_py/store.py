@@ -20,7 +20,7 @@ from jetcapture_py.archive_root import ArchiveRoot
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.local_files import make_directory, sync_directory, write_durably
-from jetcapture_py.remote import PROBE, open_remote, root_of
+from jetcapture_py.remote import PROBE, Change, open_remote, root_of
 
 _LOCAL_PERMANENT = {
     errno.EACCES,
@@ -78,6 +78,24 @@ class ObjectReader(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedNoteStore(NoteStore, Protocol):
+    """Obligation: what another process writes while a note is changed is not lost; the change is made to it again."""
+
+    def change_note(self, path: str, change: Change) -> None:
+        """Replace the file at `path` by what `change` returns for its content (None: there is none), unless that is
+        None. `change` may be called several times, the last one counts. Raises `StoreError`."""
+        ...
+
+
+def change_note(store: NoteStore, path: str, change: Change) -> None:
+    """Change a note as `SharedNoteStore` says, or, in a store without that, without regard to other writers."""
+    if isinstance(store, SharedNoteStore):
+        store.change_note(path, change)
+    elif (data := change(store.read_note(path))) is not None:
+        store.write_note(path, data)
+
+
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
     """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
     scheme, separator, rest = url.partition("://")
@@ -115,7 +133,7 @@ class LocalStore:
     def probe(self) -> None:
         """Store and remove a small object; with a root for every key there is no one place to try."""
         if "{key}" in self.root:
-            with self._opened():
+            with _explained(self._archive.path), self._archive.opened():
                 return
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
         self._publish(path, pa.py_buffer(b"jetcapture"))
@@ -147,33 +165,27 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        """A descriptor of the archive's directory. Raises `StoreError`, `PermanentStoreError`."""
-        try:
-            with self._archive.opened() as root:
-                yield root
-        except OSError as error:
-            raise _failed(self._archive.path, error) from error
+    def change_note(self, path: str, change: Change) -> None:
+        """Replace a small file by what `change` returns for its content; one process at a time."""
+        with _explained(self._archive.path), self._archive.locked():
+            if (data := change(self.read_note(path))) is not None:
+                self.write_note(path, data)
 
     def _publish(self, path: str, data: pa.Buffer) -> None:
         directory, _, name = path.rpartition("/")
         below = directory[len(self._base) + 1 :] if self._base or path.startswith("/") else directory
         hidden, visible = f"{below}/.{name}.{uuid.uuid4().hex}.tmp", f"{below}/{name}"
-        try:
-            with self._archive.opened() as root:
+        with _explained(directory), self._archive.opened() as root:
+            try:
                 self._prepare(below, root)
-                try:
-                    write_durably(hidden, data, root)
-                    os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
-                except BaseException:
-                    with contextlib.suppress(OSError):
-                        os.unlink(hidden, dir_fd=root)
-                    raise
+                write_durably(hidden, data, root)
+                os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
                 sync_directory(below, root)
-        except OSError as error:
-            self._known.discard(below)
-            raise _failed(directory, error) from error
+            except BaseException:
+                self._known.discard(below)
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden, dir_fd=root)
+                raise
 
     def _prepare(self, directory: str, root: int) -> None:
         """Have the directory, and sweep it, once."""
@@ -185,9 +197,14 @@ class LocalStore:
             self._known.add(directory)
 
 
-def _failed(directory: str, error: OSError) -> StoreError:
-    kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
-    return kind(f"cannot write {directory}: {error.strerror or error}")
+@contextlib.contextmanager
+def _explained(directory: str) -> Iterator[None]:
+    """Raise `StoreError` or `PermanentStoreError` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
+        raise kind(f"cannot write {directory}: {error.strerror or error}") from error
 
 
 def _sweep(directory: str, root: int) -> None:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jetcapture_py import watermark
-from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.errors import StoreError
 from jetcapture_py.log import event
-from jetcapture_py.store import LocalStore, NoteStore
+from jetcapture_py.store import LocalStore, NoteStore, change_note
 
 if TYPE_CHECKING:
+    from jetcapture_py.admin import ConsumerState
     from jetcapture_py.block import Block
     from jetcapture_py.capture import Capture
     from jetcapture_py.encode import EncodedBlock
@@ -124,31 +125,25 @@ async def mark(capture: Capture, idle: timedelta = IDLE_MARK) -> None:
         return
     found = replace(found, last_object=capture.last_object)
     try:
-        capture.watermark = await capture.in_store(_move_watermark, store, found, idle)
+        capture.watermark = await capture.in_store(_move_watermark, store, found, capture.source.state, idle)
     except StoreError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
 
 
-def _move_watermark(store: NoteStore, found: watermark.Watermark, idle: timedelta) -> watermark.Watermark:
+def _move_watermark(
+    store: NoteStore, found: watermark.Watermark, state: ConsumerState, idle: timedelta
+) -> watermark.Watermark:
     """Write what is found, with what is there already, when that says something new; what is there then."""
-    place = watermark.path(found.stream)
-    data = store.read_note(place)
-    try:
-        there = None if data is None else watermark.decode(data)
-    except JetcaptureError as error:
-        event(log, logging.WARNING, "watermark.failed", error=error)
-        there = None
-    new = found.after(there)
-    if there is not None and (new is None or (_same(new, there) and new.time - there.time < idle)):
-        return there
-    new = new or found
-    store.write_note(place, new.encode())
-    return new
+    moves: list[watermark.Move] = []
 
+    def change(data: bytes | None) -> bytes | None:
+        moves.append(watermark.move(data, found, state, idle))
+        return moves[-1].data
 
-def _same(new: watermark.Watermark, old: watermark.Watermark) -> bool:
-    """Whether they differ in time only."""
-    return replace(new, time=old.time) == old
+    change_note(store, watermark.path(found.stream), change)
+    for name, fields in moves[-1].warnings:
+        event(log, logging.WARNING, name, **fields)
+    return moves[-1].there
 
 
 def report(capture: Capture, stored: list[tuple[Block, EncodedBlock]], *, confirmed: bool) -> None:

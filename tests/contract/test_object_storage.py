@@ -21,7 +21,7 @@ from jetcapture_py import remote
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.remote import FsspecStore
-from jetcapture_py.store import Store, open_store
+from jetcapture_py.store import Store, change_note, open_store
 from tests.contract.conftest import AzurePlace, Place, S3Place
 from tests.support.azurite import KEY as AZURE_KEY
 from tests.support.links import Link
@@ -133,7 +133,7 @@ class Simple(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        condition = self.headers["If-None-Match"]
+        condition = self.headers["If-None-Match"] or self.headers["If-Match"]
         self.requests.append(condition)
         answer = b""
         if condition is None:
@@ -144,6 +144,18 @@ class Simple(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+    def do_GET(self) -> None:
+        found = self.kept.get(self.path)
+        self.send_response(404 if found is None else 200)
+        self.send_header("Content-Length", str(len(found or b"")))
+        self.send_header("ETag", '"tag"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(found or b"")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_request(self, *args: object) -> None:
         pass
@@ -166,21 +178,39 @@ def simple() -> Iterator[tuple[int, type[Simple]]]:
         thread.join()
 
 
-def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_without(
-    simple: tuple[int, type[Simple]],
-) -> None:
-    port, server = simple
-    options = {
+def simple_options(port: int) -> dict[str, Any]:
+    return {
         "key": "k",
         "secret": "s",
         "client_kwargs": {"endpoint_url": f"http://127.0.0.1:{port}"},
         "config_kwargs": {"retries": {"total_max_attempts": 1}, "request_checksum_calculation": "when_required"},
     }
-    store = open_store("s3://bucket", options)
+
+
+def test_a_server_that_knows_no_conditions_is_asked_once_and_then_written_to_without(
+    simple: tuple[int, type[Simple]],
+) -> None:
+    port, server = simple
+    store = open_store("s3://bucket", simple_options(port))
     put(store, b"first")
     put(store, b"second")
     assert server.requests == ["*", None, None]
     assert list(server.kept.values()) == [b"second"]
+
+
+@pytest.mark.parametrize("there", [None, b"first"])
+def test_a_note_on_a_server_that_knows_no_conditions_is_changed_without(
+    simple: tuple[int, type[Simple]], there: bytes | None
+) -> None:
+    port, server = simple
+    if there is not None:
+        server.kept["/bucket/note"] = there
+    store = open_store("s3://bucket", simple_options(port))
+    assert isinstance(store, FsspecStore)
+    for content in (b"second", b"third"):
+        change_note(store, "note", lambda _, content=content: content)  # type: ignore[misc]
+    assert server.requests == ["*" if there is None else '"tag"', None, None]
+    assert server.kept == {"/bucket/note": b"third"}
 
 
 # ------------------------------------------------------------------ halves

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import subprocess
@@ -16,10 +18,10 @@ import pyarrow as pa
 import pytest
 from fsspec.registry import _registry
 
-from jetcapture_py import layout
+from jetcapture_py import archive_root, layout
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, open_store
+from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, open_store
 from tests.contract.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 KEYS = [
@@ -179,6 +181,74 @@ def test_the_end_of_an_object_can_be_read(place: Place) -> None:
         assert store.read_end(name("a/b").path, size) == data[-size:]
     with pytest.raises(StoreError):
         store.read_end(name("missing").path, 8)
+
+
+def add(store: NoteStore, content: bytes) -> None:
+    change_note(store, "_watermark/S.json", lambda there: (there or b"") + content)
+
+
+def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: Place) -> None:
+    one, other = place.open(), place.open()
+    assert isinstance(one, NoteStore)
+    assert isinstance(other, NoteStore)
+    others: list[threading.Thread] = []
+
+    def overtaken(data: bytes | None) -> bytes:
+        """Each time that it is called, another replica writes, or waits until this one has written."""
+        if len(others) < 3:
+            others.append(threading.Thread(target=add, args=(other, b"[other %d]" % len(others))))
+            others[-1].start()
+            others[-1].join(1)
+        return (data or b"") + b"[own]"
+
+    change_note(one, "_watermark/S.json", overtaken)
+    change_note(one, "_watermark/S.json", overtaken)
+    for thread in others:
+        thread.join(30)
+    content = one.read_note("_watermark/S.json")
+    assert content is not None
+    assert content.count(b"[own]") == 2
+    assert [content.count(b"[other %d]" % number) for number in range(len(others))] == [1] * len(others)
+
+
+def test_a_note_that_needs_no_change_is_not_written(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, NoteStore)
+    change_note(store, "_watermark/S.json", lambda _: None)
+    assert store.read_note("_watermark/S.json") is None
+    assert place.objects() == {}
+
+
+def test_a_local_note_that_another_process_keeps_locked_is_an_error_that_may_pass(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_root, "LOCK_TIMEOUT", 0.1)
+    store, other = local.open(), local.open()
+    assert isinstance(store, NoteStore)
+    assert isinstance(other, NoteStore)
+
+    def meanwhile(there: bytes | None) -> bytes:
+        with pytest.raises(StoreError, match=r"keeps .* locked") as caught:
+            change_note(other, "_watermark/S.json", lambda _: b"other")
+        assert not isinstance(caught.value, PermanentStoreError)
+        return b"own"
+
+    change_note(store, "_watermark/S.json", meanwhile)
+    change_note(other, "_watermark/S.json", lambda there: (there or b"") + b", other")
+    assert store.read_note("_watermark/S.json") == b"own, other"
+
+
+def test_a_file_system_without_locks_keeps_notes_all_the_same(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    store = local.open()
+    assert isinstance(store, NoteStore)
+    change_note(store, "_watermark/S.json", lambda _: b"content")
+    assert store.read_note("_watermark/S.json") == b"content"
 
 
 def test_a_probe_leaves_nothing(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,9 +15,20 @@ import pytest
 from jetcapture_py import layout, upkeep, watermark
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
-from jetcapture_py.watermark import Watermark
+from jetcapture_py.watermark import Filters, Watermark
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, running, until
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    capture_all,
+    config,
+    connection,
+    objects,
+    publish,
+    rows,
+    running,
+    until,
+)
 
 Start = Callable[..., NatsServer]
 
@@ -100,12 +112,76 @@ def test_an_older_state_does_not_move_it_back(nats_server: Start, tmp_path: Path
         await capture_all(config(server.url, tmp_path / "a"))
         first = written(tmp_path / "a")
         assert first is not None
-        ahead = Watermark(
-            stream=STREAM, consumer=CONSUMER, created=first.created, seq=1000, time=datetime(2100, 1, 1, tzinfo=UTC)
-        )
+        ahead = replace(first, seq=1000, time=datetime.now(UTC))
         store.write_note(watermark.path(STREAM), ahead.encode())
         await capture_all(config(server.url, tmp_path / "a"))
         assert written(tmp_path / "a") == ahead
+
+    asyncio.run(scenario())
+
+
+def test_a_time_in_the_future_is_corrected_and_said(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"x", None)] * 10)
+        await capture_all(config(server.url, tmp_path / "a"))
+        first = written(tmp_path / "a")
+        assert first is not None
+        wrong = replace(first, time=datetime(2100, 1, 1, tzinfo=UTC))
+        LocalStore(str(tmp_path / "a")).write_note(watermark.path(STREAM), wrong.encode())
+        with caplog.at_level(logging.WARNING, "jetcapture"):
+            await capture_all(config(server.url, tmp_path / "a"))
+        found = written(tmp_path / "a")
+        assert found is not None
+        assert first.time <= found.time < datetime.now(UTC)
+        assert found.seq == 10
+        assert "watermark.corrected" in caplog.text
+
+    asyncio.run(scenario())
+
+
+async def filtered(url: str, *subjects: str) -> None:
+    """The consumer selects these subjects from now on."""
+    async with connection(url) as client:
+        settings = (await client.jetstream().consumer_info(STREAM, CONSUMER)).config
+        settings.filter_subject, settings.filter_subjects = None, list(subjects)
+        await client.jetstream().add_consumer(STREAM, settings)
+
+
+def test_it_says_which_filters_selected_the_messages(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        both = ("orders.a", "orders.b")
+        settings = config(server.url, tmp_path / "a", source={"filter_subjects": both})
+        messages = [(f"orders.{'ab'[index % 2]}", b"x", None) for index in range(10)]
+        await publish(server.url, messages)
+        await capture_all(settings)
+        found = written(tmp_path / "a")
+        assert found is not None
+        assert found.filters == (Filters(after=0, subjects=both),)
+        with caplog.at_level(logging.WARNING, "jetcapture"):
+            for subjects in (both[:1], both):
+                await filtered(server.url, *subjects)
+                await publish(server.url, messages)
+                await capture_all(settings)
+            await publish(server.url, messages)
+            await capture_all(settings)
+        found = written(tmp_path / "a")
+        assert found is not None
+        assert found.seq == 40
+        stored = {row[layout.SEQ] for row in rows(tmp_path / "a")}
+        assert 12 not in stored
+        present = found.filters[-1]
+        assert present.subjects == both
+        assert present.sure
+        assert set(range(present.after + 1, 41)) <= stored
+        promised = [each for each in found.filters if each.after < 12][-1]
+        assert both[1] not in promised.subjects or not promised.sure
+        assert [record.getMessage() for record in caplog.records].count("watermark.filters") == 2
 
     asyncio.run(scenario())
 

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jetcapture_py.admin import consumer_state
-from jetcapture_py.watermark import Observer, Watermark, decode
+from jetcapture_py.watermark import MARGIN, Observer, Watermark, decode, move
 from tests.property import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,6 +61,60 @@ def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
     shuffled = found.copy()
     chance.shuffle(shuffled)
     assert merged(found) == merged(shuffled) == merged([*shuffled, *found])
+
+
+@examples(200)
+@given(st.lists(st.tuples(marks, st.integers(0, 10**8)), min_size=1, max_size=6))
+def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ(
+    written: list[tuple[Watermark, int]],
+) -> None:
+    """Whatever the clocks were when the others were written."""
+    data: bytes | None = None
+    for mark, now in written:
+        asked = at(now)
+        state = consumer_state({"config": {}, "ts": asked.isoformat()})
+        result = move(data, replace(mark, time=min(mark.time, asked)), state, timedelta(minutes=1))
+        data = result.data or data
+        assert data is not None
+        assert result.there == decode(data)
+        assert result.there.time <= asked + MARGIN
+        assert (result.data is None) or decode(result.data) == result.there
+
+
+FILTERS: list[tuple[str, ...]] = [("a",), ("b",), ("a", "b"), ("c",)]
+steps = st.tuples(st.sampled_from(FILTERS), st.sampled_from("ab"), st.integers(0, 2), st.booleans())
+
+
+@examples(500)
+@given(st.lists(steps, min_size=1, max_size=20), st.booleans())
+def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
+    history: list[tuple[tuple[str, ...], str, int, bool]], floor_passes_skipped: bool
+) -> None:
+    """For each message of the stream `history` has the filters, its subject, and which replica writes after it, if any.
+
+    A replica that has slept through changes may write, as long as some replica wrote after each of them.
+    """
+    observers = [Observer("S", "c") for _ in range(3)]
+    delivered: list[int] = [0]
+    data: bytes | None = None
+    before: tuple[str, ...] | None = None
+    for seq, (filters, subject, replica, writes) in enumerate(history, 1):
+        if subject in filters:
+            delivered.append(seq)
+        if not writes and filters == before:
+            continue
+        before = filters
+        last, floor = {"stream_seq": delivered[-1]}, {"stream_seq": seq if floor_passes_skipped else delivered[-1]}
+        config, time = {"filter_subjects": list(filters)}, at(seq * 10**7).isoformat()
+        state = consumer_state({"config": config, "ack_floor": floor, "delivered": last, "ts": time})
+        found = observers[replica].watermark(state, "x")
+        assert found is not None
+        result = move(data, found, state, timedelta())
+        data = result.data or data
+        for message in range(1, result.there.seq + 1):
+            (*_, held) = (each for each in result.there.filters if each.after < message)
+            if held.sure and history[message - 1][1] in held.subjects:
+                assert message in delivered
 
 
 @examples(300)

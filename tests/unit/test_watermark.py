@@ -12,26 +12,37 @@ import pytest
 from jetcapture_py import watermark
 from jetcapture_py.admin import ConsumerState, consumer_state
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.watermark import MARGIN, Observer, Watermark, decode
+from jetcapture_py.watermark import MARGIN, Filters, Observer, Watermark, decode, move
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
-def state(floor: int, *, pending: int = 0, unacked: int = 0, max_deliver: int = -1) -> ConsumerState:
+def state(
+    floor: int,
+    *,
+    pending: int = 0,
+    unacked: int = 0,
+    max_deliver: int = -1,
+    delivered: int = 0,
+    filters: tuple[str, ...] = (),
+) -> ConsumerState:
     return consumer_state(
         {
-            "config": {"ack_policy": "explicit", "max_deliver": max_deliver},
+            "config": {"ack_policy": "explicit", "max_deliver": max_deliver, "filter_subjects": list(filters)},
             "num_pending": pending,
             "num_ack_pending": unacked,
             "ack_floor": {"stream_seq": floor},
+            "delivered": {"stream_seq": delivered},
             "ts": "2026-05-01T12:00:00.123456789Z",
         }
     )
 
 
-def mark(seq: int = 5, time: datetime = NOON, created: str = "2026-01-01T00:00:00Z") -> Watermark:
-    return Watermark(stream="S", consumer="C", created=created, seq=seq, time=time)
+def mark(
+    seq: int = 5, time: datetime = NOON, created: str = "2026-01-01T00:00:00Z", filters: tuple[Filters, ...] = ()
+) -> Watermark:
+    return Watermark(stream="S", consumer="C", created=created, seq=seq, time=time, filters=filters)
 
 
 def micros(moment: datetime) -> int:
@@ -75,6 +86,24 @@ def test_with_nothing_left_it_follows_the_servers_clock() -> None:
     found = Observer("S", "C").watermark(state(9), "created")
     assert found is not None
     assert (found.seq, found.time) == (9, NOON + timedelta(microseconds=123456) - MARGIN)
+
+
+def test_a_timestamp_from_a_clock_that_was_ahead_promises_nothing_beyond_the_servers_present_time() -> None:
+    observer = Observer("S", "C")
+    observer.saw(10, micros(NOON + timedelta(days=1000)))
+    found = observer.watermark(state(10, unacked=1), "created")
+    assert found is not None
+    assert found.time == NOON + timedelta(microseconds=123456)
+
+
+def test_a_message_that_is_older_than_the_one_before_it_is_not_promised() -> None:
+    """A server's clock has gone back between them."""
+    observer = Observer("S", "C")
+    observer.saw(10, micros(NOON))
+    observer.saw(11, micros(NOON) - 3_600_000_000)
+    found = observer.watermark(state(10, unacked=1), "created")
+    assert found is not None
+    assert found.time < NOON - timedelta(hours=1)
 
 
 def test_a_consumer_that_gives_messages_up_has_none() -> None:
@@ -127,18 +156,109 @@ def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
     assert mark(2, later, created).after(mark(5)) == mark(2, later, created)
 
 
+@pytest.mark.parametrize("life", ["2026-01-01T00:00:00Z", "2026-03-01T00:00:00Z", ""])
+def test_a_time_in_the_future_is_replaced(life: str) -> None:
+    """A server's clock was wrong when it was written."""
+    wrong = mark(5, NOON + timedelta(days=27_000), life)
+    result = move(wrong.encode(), mark(4, NOON - MARGIN), state(9), timedelta(hours=1))
+    assert result.data is not None
+    assert result.there.time == NOON - MARGIN
+    assert result.there.seq == (5 if life == "2026-01-01T00:00:00Z" else 4)
+    assert [name for name, _ in result.warnings] == ["watermark.corrected"]
+    assert "2100" in result.warnings[0][1]["was"]
+
+
+def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
+    ahead = mark(5, NOON + MARGIN)  # and the state is later than noon
+    result = move(ahead.encode(), mark(5, NOON - MARGIN), state(9), timedelta())
+    assert (result.there, result.data, result.warnings) == (ahead, None, ())
+
+
+@pytest.mark.parametrize("data", [b"{half", replace(mark(99), stream="OTHER").encode()])
+def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
+    result = move(data, mark(4), state(9), timedelta(hours=1))
+    assert result.data == mark(4).encode()
+    assert [name for name, _ in result.warnings] == ["watermark.failed"]
+
+
+def test_a_file_of_another_stream_is_an_error_that_says_so() -> None:
+    with pytest.raises(JetcaptureError, match="it is that of stream S, not of OTHER"):
+        decode(mark().encode(), "OTHER")
+
+
+# ------------------------------------------------------------------ filters
+
+
+BOTH, ONE = ("a", "b"), ("a",)
+
+
+def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
+    observer = Observer("S", "C")
+    observer.began(state(250, delivered=300, filters=("b", "a")))
+    found = observer.watermark(state(700, delivered=700, filters=("b", "a")), "created")
+    assert found is not None
+    assert found.filters == (Filters(after=300, subjects=BOTH),)
+
+
+def test_changed_filters_are_sure_once_a_message_was_delivered_that_they_selected() -> None:
+    before, own = Filters(after=0, subjects=BOTH), Filters(after=3, subjects=ONE)
+    there = mark(5, filters=(before,)).encode()
+    changed = move(there, mark(7, filters=(own,)), state(7, delivered=8), timedelta())
+    doubtful = (Filters(after=5, subjects=ONE, sure=False), Filters(after=8, subjects=ONE, sure=False))
+    assert changed.there.filters == (before, *doubtful)
+    assert changed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
+    assert changed.data is not None
+    still = move(changed.data, mark(8, filters=(own,)), state(8, delivered=8), timedelta())
+    assert still.there.filters == (before, *doubtful)
+    assert still.warnings == ()
+    assert still.data is not None
+    sure = move(still.data, mark(11, filters=(own,)), state(9, delivered=12), timedelta())
+    assert sure.there.filters == (before, *doubtful, Filters(after=12, subjects=ONE))
+    assert sure.data is not None
+    asleep = move(sure.data, mark(13, filters=(own,)), state(13, delivered=14), timedelta())
+    assert asleep.there.filters == sure.there.filters
+
+
+def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filters_hold() -> None:
+    late, early = (mark(5, filters=(Filters(after=after, subjects=("a",)),)) for after in (400, 0))
+    assert move(late.encode(), early, state(9), timedelta()).there == early
+    assert move(early.encode(), late, state(9), timedelta()).there == early
+
+
+def test_a_recreated_streams_filters_start_again() -> None:
+    there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
+    new = mark(2, created="2026-03-01T00:00:00Z", filters=(Filters(after=0, subjects=()),))
+    assert move(there.encode(), new, state(9), timedelta()).there == new
+
+
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = replace(mark(7, NOON + 3 * MICROSECOND), last_object=("S/key=a/x.parquet", NOON))
-    assert decode(written.encode()) == written
-    assert decode(mark(7).encode()) == mark(7)
+    filtered = replace(
+        written, filters=(Filters(after=0, subjects=()), Filters(after=3, subjects=("a", "b.>"), sure=False))
+    )
+    for each in (written, mark(7), filtered):
+        assert decode(each.encode()) == each
     file = tmp_path / watermark.path("S")
     file.parent.mkdir()
     file.write_bytes(written.encode())
     assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "S") == written
     assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER") is None
+    file.rename(file.with_name("OTHER.json"))  # as a copy by hand may be named
+    with pytest.raises(JetcaptureError, match="it is that of stream S, not of OTHER"):
+        watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER")
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"seq": 1}', b"\xff"])
+def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
+    file = tmp_path / watermark.path("S")
+    file.parent.mkdir()
+    file.write_bytes(mark(7, datetime.now(UTC) + timedelta(days=1)).encode())
+    with pytest.raises(JetcaptureError, match="which is in the future"):
+        watermark.read(fsspec.filesystem("file"), str(tmp_path), "S")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b'{"seq": 1}', b"\xff", mark().encode().replace(b"}", b', "filters": [1]}')]
+)
 def test_a_damaged_file_is_an_error_of_one_line(data: bytes) -> None:
     with pytest.raises(JetcaptureError, match="the watermark is damaged"):
         decode(data)
