@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from threading import Event
 
 from jetcapture_py import watermark
@@ -22,12 +24,15 @@ from jetcapture_py.verify_holes import Missing, list_gaps, moment_of
 from jetcapture_py.verify_object import Life
 from jetcapture_py.verify_ranges import Sequences
 from jetcapture_py.verify_read import read
-from jetcapture_py.verify_report import Report, Watermark
+from jetcapture_py.verify_report import Copy, Report, Watermark, time_text
 from jetcapture_py.verify_stream import MARGIN, Position, Server, StreamState, start_of
 
 CLOSE = 20_000
 """Sequences that are cheaper read than skipped."""
 _GONE_ONCE_ACKED = ("workqueue", "interest")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LATER = timedelta(days=1)
 
 
 async def verify(config: Config, *, deep: bool = False, progress: Progress | None = None) -> Report:
@@ -42,13 +47,13 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     async with AsyncExitStack() as stack:
         try:
             server: Server | None = await stack.enter_async_context(Server(config))
-            known = await _known(server) if server else None
+            known = await _known(server, mark) if server else None
         except SourceError as error:
             server, known = None, None
             notes.append(f"the stream: {error}; only what the archive holds by itself was looked at")
         scope = _Scope.of(known, mark)
         found = await _survey(shelf, config.source.stream, scope, progress, deep=deep)
-        missing = Missing(found.sequences, scope.floor)
+        missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         asked = (
             await _ask(server, scope, known, found.sequences, missing, notes, progress) if server and known else None
         )
@@ -76,14 +81,17 @@ def _watermark(shelf: Shelf, stream: str) -> tuple[watermark.Watermark | None, s
     """The watermark, and what is wrong with it."""
     try:
         data = None if shelf.divided else shelf.note(watermark.path(stream))
-        return (None if data is None else watermark.decode(data)), ""
+        return (None if data is None else watermark.decode(data, stream)), ""
     except JetcaptureError as error:
         return None, str(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What the server said before the archive was looked at. The consumer began with `start`."""
+    """What the server said before the archive was looked at. The consumer began with `start`.
+
+    `aged` is the last sequence that is not younger than the watermark's time, None where that could not be asked.
+    """
 
     state: StreamState
     position: Position
@@ -91,9 +99,10 @@ class _Known:
     note: str
     unsure: tuple[int, int]
     """Sequences of which only the server knows whether the consumer began before them or with them."""
+    aged: int | None
 
 
-async def _known(server: Server) -> _Known:
+async def _known(server: Server, mark: watermark.Watermark | None) -> _Known:
     position = await server.position()
     state = await server.state()
     start, moment, note = start_of(position)
@@ -102,18 +111,36 @@ async def _known(server: Server) -> _Known:
         start = await server.first_at(moment)
         if note:
             unsure = (start, await server.first_at(moment + MARGIN) - 1)
-    return _Known(state=state, position=position, start=start, note=note, unsure=unsure)
+    aged = await _aged(server, state, position, mark)
+    return _Known(state=state, position=position, start=start, note=note, unsure=unsure, aged=aged)
+
+
+async def _aged(server: Server, state: StreamState, position: Position, mark: watermark.Watermark | None) -> int | None:
+    """The last sequence of which the watermark's time says that it is stored; 0 where it says nothing of this life."""
+    if mark is None or mark.created not in ("", state.created):
+        return 0
+    if state.retention in _GONE_ONCE_ACKED:
+        return None
+    moment = min(mark.time + _MICROSECOND, position.asked + _LATER)  # servers do not know all years
+    with suppress(SourceError):
+        return await server.first_at(moment) - 1
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
-    """What is to be looked at: messages of `life` from `start` to the ack `floor`, and to `top`, the watermark's."""
+    """What is to be looked at: messages of `life` from `start` to the ack `floor`, and to `top`, the watermark's.
+
+    The watermark says that everything up to `promised_seq`, and up to `promised_time`, in microseconds, is stored.
+    """
 
     life: Life | None
     start: int
     floor: int
     top: int
     known: _Known | None
+    promised_seq: int = 0
+    promised_time: int = 0
 
     @classmethod
     def of(cls, known: _Known | None, mark: watermark.Watermark | None) -> _Scope:
@@ -123,11 +150,19 @@ class _Scope:
                 life = Life.of(mark.created, mirror=False) if mark is not None else None
             return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
         state, floor = known.state, known.position.ack_floor
-        top = floor
-        if mark is not None and mark.created == state.created:
-            top = max(floor, min(mark.seq, state.last))
+        seq = mark.seq if mark is not None and mark.created == state.created else 0
+        time = (mark.time - _EPOCH) // _MICROSECOND if mark is not None and known.aged else 0
+        top = max(floor, min(max(seq, known.aged or 0), state.last))
         life = Life.of(state.created, mirror=state.mirror)
-        return cls(life=life, start=known.start, floor=floor, top=top, known=known)
+        return cls(
+            life=life,
+            start=known.start,
+            floor=floor,
+            top=top,
+            known=known,
+            promised_seq=seq,
+            promised_time=time,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +240,7 @@ def _report(
         consumer=config.source.consumer,
         stream_created=known.state.created if known else None,
         deep=deep,
-        complete=proven and not missing.count and not missing.promised and not found.damaged_count,
+        complete=proven and not (missing.count or missing.promised or missing.overdue or found.damaged_count),
         proven=proven,
         ack_floor=scope.floor if known else None,
         up_to=scope.floor if known else last,
@@ -218,20 +253,27 @@ def _report(
         gap_ranges=gap_ranges,
         gap_sequences=gap_sequences,
         duplicates=found.messages - len(sequences),
+        read_twice=found.copies.read_twice,
+        copies=tuple(
+            Copy(seq=each.seq, time=moment_of(each.timestamp), paths=each.paths) for each in found.copies.listed
+        ),
+        also_quarantined=found.copies.also_quarantined,
         damaged=tuple(found.damaged),
         damaged_objects=found.damaged_count,
         foreign=tuple(found.foreign),
         foreign_files=found.foreign_count,
+        unsigned=tuple(found.unsigned),
+        unsigned_objects=found.unsigned_count,
         objects=found.objects,
         bytes=found.size,
         quarantined=found.quarantined,
         older=found.older,
         watermark=_judged(scope, mark, missing),
-        unchecked=(*notes, *_unchecked(scope, found, asked)),
+        unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
     )
 
 
-def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None) -> Iterator[str]:
+def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None, mark: watermark.Watermark | None) -> Iterator[str]:
     """What could not be checked, and why."""
     first = found.sequences.first
     if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
@@ -241,10 +283,23 @@ def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None) -> Iterator[s
             f"whether the server gave up holes: with max_deliver {scope.known.position.max_deliver} the consumer's ack "
             "floor passes messages that nobody stored"
         )
+    if scope.known is not None and mark is not None:
+        if scope.known.aged is None:
+            yield "whether what is younger than the watermark's time is all that is not stored"
+        now = scope.known.position.filters
+        if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
+            before = _all(mark.filters[-1].subjects)
+            yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
+    if found.copies.unread:
+        yield f"whether {found.copies.unread:,} objects hold copies: they could not be read again"
     if found.older:
         yield f"{found.older:,} messages of earlier lives of the stream: it does not have them any more"
     if found.restless:
         yield "objects that were gone each time the archive was listed"
+
+
+def _all(filters: tuple[str, ...]) -> str:
+    return ", ".join(filters) or "all subjects"
 
 
 def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> Watermark | None:
@@ -252,16 +307,34 @@ def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing
     found, problem = mark
     if found is None:
         return Watermark(seq=None, time=None, problem=problem) if problem else None
-    if scope.known is not None and found.created == scope.known.state.created:
-        last = scope.known.state.last
+    return Watermark(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
+
+
+def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
+    """What is wrong with the watermark."""
+    known = scope.known
+    if known is not None and mark.created == known.state.created:
+        said = f"it says that everything up to {mark.seq} is stored"
         first_missing = missing.found[0].first if missing.found else None
-        if found.seq > last:
-            problem = f"it says that everything up to {found.seq} is stored, and the stream ends with {last}"
+        if mark.seq > known.state.last:
+            yield f"{said}, and the stream ends with {known.state.last}"
         elif missing.promised:
-            problem = (
-                f"it says that everything up to {found.seq} is stored, but {missing.promised:,} messages between the "
-                f"ack floor {scope.floor} and there are not"
-            )
-        elif first_missing is not None and first_missing <= found.seq:
-            problem = f"it says that everything up to {found.seq} is stored, but {first_missing} is not"
-    return Watermark(seq=found.seq, time=found.time, problem=problem)
+            yield (f"{said}, but {missing.promised:,} messages between the ack floor {scope.floor} and there are not")
+        elif first_missing is not None and first_missing <= mark.seq:
+            yield f"{said}, but {first_missing} is not"
+            if len(mark.filters) > 1:
+                yield f"the consumer's filters were changed after sequence {_changed(mark)}"
+    if missing.overdue:
+        yield (
+            f"it says that everything up to {time_text(mark.time)} is stored, but {missing.overdue:,} messages that "
+            f"the stream has from before then, {missing.first_overdue} the first, are not"
+        )
+    now = known.position.asked if known is not None else datetime.now(UTC)
+    if mark.time > now + watermark.MARGIN:
+        yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
+
+
+def _changed(mark: watermark.Watermark) -> str:
+    """The sequences from which on the consumer has had other filters."""
+    pairs = pairwise(mark.filters)
+    return ", ".join(str(after.after) for before, after in pairs if before.subjects != after.subjects)

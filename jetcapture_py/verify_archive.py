@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jetcapture_py.errors import StoreError
+from jetcapture_py.in_order import in_order
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.shelf import File, GoneError, Shelf
+from jetcapture_py.verify_copies import Copies, Finder, Seen
 from jetcapture_py.verify_object import DamagedError, Held, Life, examine
 from jetcapture_py.verify_ranges import Sequences
 
@@ -36,11 +36,15 @@ class Problem:
 class Survey:
     """What was found. `messages` counts every copy of the present life's messages, `quarantined` those in quarantine.
 
-    `older` counts messages of earlier lives. `damaged` and `foreign` are the first of so many. `newest` is the latest
-    timestamp, in microseconds, in objects that end at or before the sequence of interest, 0 without one.
+    `older` counts messages of earlier lives. `damaged`, `foreign` and `unsigned` (objects without checksums) are the
+    first of so many. `newest` is the latest timestamp, in microseconds, in objects that end at or before the sequence
+    of interest, 0 without one. `repeated` are sequences that several of the objects that were `seen` have.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
+    repeated: Sequences = field(default_factory=Sequences)
+    seen: list[Seen] = field(default_factory=list)
+    copies: Copies = field(default_factory=Copies)
     objects: int = 0
     size: int = 0
     messages: int = 0
@@ -51,6 +55,8 @@ class Survey:
     damaged_count: int = 0
     foreign: list[str] = field(default_factory=list)
     foreign_count: int = 0
+    unsigned: list[str] = field(default_factory=list)
+    unsigned_count: int = 0
     restless: bool = False
 
 
@@ -68,6 +74,8 @@ def survey(shelf: Shelf, stream: str, life: Life | None, bound: int, *, deep: bo
         found.restless = True
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
+    found.unsigned.sort()
+    found.copies = Finder(shelf, life, found.seen, found.repeated).find()
     return found
 
 
@@ -91,23 +99,18 @@ def _look(
     gone = False
     workers = max(2, min(shelf.threads, _DEEP_THREADS)) if deep else shelf.threads
 
-    def look(file: File, name: ObjectName) -> Outcome:
-        return _examined(shelf, file, name, life, deep=deep)
+    def look(item: tuple[File, ObjectName]) -> Outcome:
+        return _examined(shelf, *item, life, deep=deep)
 
-    with ThreadPoolExecutor(workers, "verify") as threads:
-        if workers > 1:
-            outcomes = _ahead(threads, look, named, workers * 4)
-        else:  # a footer is read faster than it is handed to a thread
-            outcomes = ((file, look(file, name)) for file, name in named)
-        for done, (file, outcome) in enumerate(outcomes, 1):
-            if outcome is None:
-                gone = True
-            elif isinstance(outcome, Held):
-                _add(found, outcome, bound)
-            else:
-                found.damaged_count += 1
-                found.damaged += [Problem(path=file.path, reason=outcome)] if len(found.damaged) < MOST_LISTED else []
-            progress("objects", done, len(named))
+    for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
+        if outcome is None:
+            gone = True
+        elif isinstance(outcome, Held):
+            _add(found, file, outcome, bound)
+        else:
+            found.damaged_count += 1
+            found.damaged += [Problem(path=file.path, reason=outcome)] if len(found.damaged) < MOST_LISTED else []
+        progress("objects", done, len(named))
     return gone
 
 
@@ -117,17 +120,21 @@ def _hidden(path: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def _add(found: Survey, held: Held, bound: int) -> None:
+def _add(found: Survey, file: File, held: Held, bound: int) -> None:
     found.objects += 1
+    if not held.signed:
+        found.unsigned_count += 1
+        found.unsigned += [file.path] if len(found.unsigned) < MOST_LISTED else []
     found.size += held.size
     found.messages += held.messages
     found.older += held.older
     if held.name.quarantine:
         found.quarantined += held.messages
-    if held.range is not None:
-        found.sequences.add_range(*held.range)
-    elif held.messages:
-        found.sequences.add(held.seqs)
+    if held.messages:
+        found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None))
+        again = found.sequences.add(held.seqs) if held.range is None else found.sequences.add_range(*held.range)
+        if len(again):
+            found.repeated.add(again)
     if held.messages and held.name.last_seq <= bound:
         found.newest = max(found.newest, held.newest)
 
@@ -153,21 +160,3 @@ def _examined(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, 
         except StoreError as error:
             reason = str(error)
     return reason
-
-
-def _ahead(
-    threads: ThreadPoolExecutor,
-    work: Callable[[File, ObjectName], Outcome],
-    files: Iterable[tuple[File, ObjectName]],
-    most: int,
-) -> Iterator[tuple[File, Outcome]]:
-    """`work` done with every file, in order, and no more than `most` of them at a time: results take memory."""
-    pending: deque[tuple[File, Future[Outcome]]] = deque()
-    for file, name in files:
-        if len(pending) >= most:
-            done, future = pending.popleft()
-            yield done, future.result()
-        pending.append((file, threads.submit(work, file, name)))
-    while pending:
-        done, future = pending.popleft()
-        yield done, future.result()

@@ -14,11 +14,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Missing:
-    """Messages that the stream has and the archive has not, as ranges in order; beyond `floor`, only their number."""
+    """Messages that the stream has and the archive has not, as ranges in order; beyond `floor`, only their number.
 
-    def __init__(self, sequences: Sequences, floor: int) -> None:
+    Of these, `promised` are those up to sequence `seq`, and `overdue` those of the others that have a timestamp up to
+    `time` (microseconds), the first of them `first_overdue`: what a watermark says that it is stored.
+    """
+
+    def __init__(self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
         self._sequences, self._floor = sequences, floor
-        self.count = self.promised = self.ranges = 0
+        self._promised_seq, self._promised_time = seq, time
+        self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
         self.found: list[Range] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
@@ -27,7 +32,12 @@ class Missing:
         wanted = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[wanted], times[wanted]
         absent = ~self._sequences.contains(seqs)
-        self.promised += int((absent & (seqs > self._floor)).sum())
+        beyond = absent & (seqs > self._floor)
+        promised = beyond & (seqs <= self._promised_seq)
+        self.promised += int(promised.sum())
+        overdue = seqs[beyond & ~promised & (times // 1000 <= self._promised_time)]
+        self.overdue += len(overdue)
+        self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
         absent &= seqs <= self._floor
         self.count += int(absent.sum())
         if begins:

@@ -63,6 +63,7 @@ class Held:
     """What an object holds of the present life: every sequence of a range, or `seqs`, an int64 array.
 
     `messages` counts these, `older` those of earlier lives; `newest` is the timestamp of the last one in microseconds.
+    `signed` says whether it has checksums.
     """
 
     name: ObjectName
@@ -72,6 +73,7 @@ class Held:
     messages: int
     older: int
     newest: int
+    signed: bool
 
 
 def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, deep: bool) -> Held:
@@ -86,10 +88,7 @@ def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, de
     if deep or present is None or (present and messages != span):
         seqs, times = item.identities()
         item.check_identities(seqs, times, messages)
-        if life is not None and present is None:
-            seqs, times = seqs[times >= life.since], times[times >= life.since]
-        elif present is False:
-            seqs = seqs[:0]
+        seqs, times = _of_life(seqs, times, life, present)
         newest = int(times.max()) if len(seqs) else 0
         count = len(seqs)
         known = (int(seqs[0]), int(seqs[-1])) if count and count == seqs[-1] - seqs[0] + 1 == span else None
@@ -99,8 +98,35 @@ def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, de
         if not present:
             known, seqs, count = None, np.zeros(0, np.int64), 0
     return Held(
-        name=name, size=file.size, range=known, seqs=seqs, messages=count, older=messages - count, newest=newest
+        name=name,
+        size=file.size,
+        range=known,
+        seqs=seqs,
+        messages=count,
+        older=messages - count,
+        newest=newest,
+        signed=item.signed,
     )
+
+
+def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> tuple[Any, Any]:
+    """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
+
+    Raises DamagedError, GoneError, StoreError.
+    """
+    item = _Object(shelf, file, name)
+    item.compared()
+    present = _present(item.own, life, *item.times())
+    return _of_life(*item.identities(), life, present)
+
+
+def _of_life(seqs: Any, times: Any, life: Life | None, present: bool | None) -> tuple[Any, Any]:
+    """Those messages that are of the present life."""
+    if present is False:
+        return seqs[:0], times[:0]
+    if life is None or present:
+        return seqs, times
+    return seqs[times >= life.since], times[times >= life.since]
 
 
 def _present(own: Mapping[str, str], life: Life | None, low: int | None, high: int | None) -> bool | None:
@@ -135,7 +161,7 @@ class _Object:
             raise DamagedError("its footer is not whole")
         self._start = file.size - length
         self._footer = tail[-length:] if length <= len(tail) else shelf.read(file, self._start)
-        self._signed = self._check_footer()
+        self.signed = self._check_footer()
         try:
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = pq.ParquetFile(source, page_checksum_verification=True)
@@ -187,7 +213,7 @@ class _Object:
             raise DamagedError(f"it has {self._metadata.num_rows} rows, and its name says {name.rows}")
         if not {layout.SEQ, layout.TIMESTAMP} <= set(self._paths):
             raise DamagedError("it has no sequences and timestamps")
-        if self._signed:
+        if self.signed:
             self._check_place()
         return int(messages)
 
@@ -205,7 +231,7 @@ class _Object:
         """The earliest and the latest timestamp in microseconds; None and 0 where the footer does not say."""
         low: list[int] = []
         high: list[int] = []
-        for index in range(self._metadata.num_row_groups if self._signed else 0):
+        for index in range(self._metadata.num_row_groups if self.signed else 0):
             group = self._metadata.row_group(index)
             columns = (group.column(number) for number in range(group.num_columns))
             column = next(each for each in columns if each.path_in_schema == layout.TIMESTAMP)
@@ -224,7 +250,7 @@ class _Object:
             self._data = self._shelf.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
-        if self._signed:
+        if self.signed:
             digits = self.own[layout.CHECKSUM]
             (both,), (own,) = (
                 layout.checksum_places(self._footer, entry, self.own[entry])

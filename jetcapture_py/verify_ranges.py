@@ -17,6 +17,7 @@ FEW = 1 << 14
 """Up to so many sequences of a chunk are an array, which takes as much memory as half of a chunk's bits."""
 
 _BITS = CHUNK.bit_length() - 1
+_NONE = np.zeros(0, np.int64)
 _FULL = np.zeros(0, np.bool_)
 """Stands for a chunk of which every sequence is there."""
 
@@ -27,38 +28,56 @@ class Sequences:
     def __init__(self) -> None:
         self._chunks: dict[int, Any] = {}
 
-    def add(self, seqs: Any) -> None:
-        """Add an int64 array, in any order, with repetitions or without."""
-        for chunk, part, _ in _divided(np.sort(seqs)):
-            self._put(chunk, part)
+    def add(self, seqs: Any) -> Any:
+        """Add an int64 array, in any order, with repetitions or without; those that were there before, sorted."""
+        again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(np.unique(seqs))]
+        return np.concatenate([_NONE, *again])
 
-    def add_range(self, first: int, last: int) -> None:
-        """Add every sequence from `first` to `last`, inclusive."""
+    def add_range(self, first: int, last: int) -> Any:
+        """Add every sequence from `first` to `last`, inclusive; those that were there before, sorted."""
+        again = [_NONE]
         for chunk in range(first >> _BITS, (last >> _BITS) + 1):
             start = max(first - (chunk << _BITS), 0)
             end = min(last - (chunk << _BITS), CHUNK - 1) + 1
             if end - start == CHUNK:
+                held, self._chunks[chunk] = self._chunks.get(chunk), _FULL
+                found = _NONE if held is None else np.flatnonzero(_flags(held))
+            else:
+                found = self._put(chunk, np.arange(start, end, dtype=np.uint32))
+            again.append(found + (chunk << _BITS))
+        return np.concatenate(again)
+
+    def update(self, other: Sequences) -> None:
+        """Add all of another set."""
+        for chunk, held in other._chunks.items():
+            if held is _FULL:
                 self._chunks[chunk] = _FULL
             else:
-                self._put(chunk, np.arange(start, end, dtype=np.uint32))
+                self._put(chunk, np.flatnonzero(_flags(held)).astype(np.uint32))
 
-    def _put(self, chunk: int, offsets: Any) -> None:
-        """Add sorted offsets to a chunk."""
+    def _put(self, chunk: int, offsets: Any) -> Any:
+        """Add sorted offsets, each once, to a chunk; those that were there before, as int64."""
         held = self._chunks.get(chunk)
         if held is _FULL:
-            return
+            return offsets.astype(np.int64)
+        again = _NONE
         if held is None or held.dtype == np.uint32:
             few = offsets if held is None else np.sort(np.concatenate([held, offsets]), kind="stable")  # a merge
-            few = few[np.concatenate([[True], few[1:] != few[:-1]])]
+            once = np.concatenate([[True], few[1:] != few[:-1]])
+            few, again = few[once], few[~once].astype(np.int64)
             if len(few) <= FEW:
                 self._chunks[chunk] = few
-                return
+                return again
             offsets, held = few, np.zeros(CHUNK // 8, np.uint8)
         low, high = int(offsets[0]) >> 3, (int(offsets[-1]) >> 3) + 1
         wanted = np.zeros((high - low) * 8, np.bool_)
         wanted[offsets - np.uint32(low * 8)] = True
-        held[low:high] |= np.packbits(wanted, bitorder="little")
+        bits = np.packbits(wanted, bitorder="little")
+        if (common := held[low:high] & bits).any():
+            again = np.flatnonzero(np.unpackbits(common, bitorder="little")) + low * 8
+        held[low:high] |= bits
         self._chunks[chunk] = _FULL if (held == 0xFF).all() else held
+        return again
 
     def contains(self, seqs: Any) -> Any:
         """Which of `seqs`, a sorted int64 array, are there: a bool array."""
@@ -74,6 +93,35 @@ class Sequences:
             else:
                 found[place] = (held[offsets >> 3] >> (offsets & 7).astype(np.uint8)) & 1
         return found
+
+    def within(self, first: int, last: int) -> Any:
+        """Those from `first` to `last`, inclusive, sorted."""
+        found = [_NONE]
+        for chunk in sorted(chunk for chunk in self._chunks if first >> _BITS <= chunk <= last >> _BITS):
+            seqs = np.flatnonzero(_flags(self._chunks[chunk])) + (chunk << _BITS)
+            found.append(seqs[np.searchsorted(seqs, first) : np.searchsorted(seqs, last, "right")])
+        return np.concatenate(found)
+
+    def near(self, first: int, last: int) -> bool:
+        """Whether there is one from `first` to `last`, or within a few of them."""
+        for chunk, held in self._chunks.items():
+            if not first >> _BITS <= chunk <= last >> _BITS:
+                continue
+            start = max(first - (chunk << _BITS), 0)
+            end = min(last - (chunk << _BITS), CHUNK - 1)
+            if held is _FULL:
+                return True
+            if held.dtype == np.uint32:
+                if np.searchsorted(held, start) < np.searchsorted(held, end, "right"):
+                    return True
+            elif held[start >> 3 : (end >> 3) + 1].any():
+                return True
+        return False
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """Ranges of `CHUNK` sequences that hold all of them, in order."""
+        for chunk in sorted(self._chunks):
+            yield chunk << _BITS, ((chunk + 1) << _BITS) - 1
 
     def __len__(self) -> int:
         return sum(_count(held) for held in self._chunks.values())

@@ -36,6 +36,15 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A message that is read twice: its sequence, its timestamp, UTC, and the objects of different groups it is in."""
+
+    seq: int
+    time: datetime
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
     """What the archive's watermark says, and what is wrong with that, "" if nothing is."""
 
@@ -52,9 +61,11 @@ class Report:
     the stream could be asked, and there was something to compare. `up_to` is the sequence up to which that was, and
     `up_to_time` the latest timestamp stored up to there. `stored` counts distinct messages of the present life up to
     there; `missing` those in `holes`, of which there are `hole_ranges`, the first of them listed. `gaps` are sequences
-    that the archive skips where the stream has nothing any more. `duplicates` counts further copies. `quarantined` and
-    `older` (of earlier lives of the stream) count messages, `bytes` those of all `objects`. `unchecked` says what was
-    not checked, and why.
+    that the archive skips where the stream has nothing any more. `duplicates` counts further copies, `read_twice` the
+    messages with copies under different keys or buckets, where readers do not look for them, the first of which are in
+    `copies`, and `also_quarantined` those in archive and quarantine. `quarantined` and `older` (of earlier lives of the
+    stream) count messages, `bytes` those of all `objects`; the `unsigned` ones have no checksums. `unchecked` says what
+    was not checked, and why.
     """
 
     stream: str
@@ -74,10 +85,15 @@ class Report:
     gap_ranges: int
     gap_sequences: int
     duplicates: int
+    read_twice: int
+    copies: tuple[Copy, ...]
+    also_quarantined: int
     damaged: tuple[Problem, ...]
     damaged_objects: int
     foreign: tuple[str, ...]
     foreign_files: int
+    unsigned: tuple[str, ...]
+    unsigned_objects: int
     objects: int
     bytes: int
     quarantined: int
@@ -86,9 +102,13 @@ class Report:
     unchecked: tuple[str, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """0 for a complete archive, else 1; with `strict`, gaps and foreign files count, too."""
-        doubts = self.gap_ranges or self.foreign_files or (self.watermark is not None and self.watermark.problem)
-        return 0 if self.complete and not (strict and doubts) else 1
+        """0 for a complete archive of which nothing is read twice, else 1.
+
+        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are faults, too.
+        """
+        wrong = self.watermark is not None and bool(self.watermark.problem)
+        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong
+        return 0 if self.complete and not self.read_twice and not (strict and doubts) else 1
 
     def as_json(self) -> str:
         """One JSON object on one line."""
@@ -149,8 +169,21 @@ def _lines(report: Report) -> Iterator[str]:
     if report.foreign:
         yield "foreign: files that are no objects of this archive"
         yield from _some(list(report.foreign), report.foreign_files)
+    if report.unsigned:
+        yield "without checksums: objects that something other than jetcapture has written"
+        yield from _some(list(report.unsigned), report.unsigned_objects)
+    if report.read_twice:
+        yield (
+            f"read twice: {_count(report.read_twice, 'message')} with copies under different keys or buckets, of which "
+            'readers return each; read_archive(dedupe="full") reads them once'
+        )
+        yield from _some([_copy(each) for each in report.copies], report.read_twice)
+    if report.also_quarantined:
+        are = "message is" if report.also_quarantined == 1 else "messages are"
+        yield f"quarantine: {report.also_quarantined:,} {are} in the archive too, and read from each of them once"
     if report.duplicates:
-        yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; readers drop them"
+        dropped = "readers drop those under one key and bucket" if report.read_twice else "readers drop them"
+        yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
     if report.gaps:
         yield (
             f"gaps that cannot be proven: {_count(report.gap_sequences, 'sequence')} that the archive skips where the "
@@ -159,14 +192,16 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
     if report.watermark is not None:
         seq, problem = report.watermark.seq, report.watermark.problem
-        yield f"watermark: {escaped(problem)}" if problem else f"watermark: {seq} ({_time(report.watermark.time)})"
+        yield (
+            f"watermark: {escaped(problem)}" if problem else f"watermark: {seq} ({time_text(report.watermark.time)})"
+        )
     if report.unchecked:
         yield "not checked:"
         yield from _some(list(report.unchecked), len(report.unchecked))
 
 
 def _verdict(report: Report) -> str:
-    place = f"up to sequence {report.up_to or 0}" + (f" ({_time(report.up_to_time)})" if report.up_to_time else "")
+    place = f"up to sequence {report.up_to or 0}" + (f" ({time_text(report.up_to_time)})" if report.up_to_time else "")
     faults = []
     if report.missing:
         faults.append(f"{_count(report.missing, 'message')} in {_count(report.hole_ranges, 'hole')}")
@@ -180,7 +215,11 @@ def _verdict(report: Report) -> str:
         return f"NOT complete: the watermark promises messages that are not stored, beyond what is stored {place}"
     if not report.stored:
         return f"complete: there is nothing to store {place}"
-    return f"complete: every one of {_count(report.stored, 'message')} {place} is stored"
+    every = f"every one of {_count(report.stored, 'message')} {place} is stored"
+    if report.read_twice:
+        are = "message is" if report.read_twice == 1 else "messages are"
+        return f"complete, but {report.read_twice:,} {are} read twice: {every}"
+    return f"complete: {every}"
 
 
 def _holes(report: Report) -> Iterator[str]:
@@ -198,6 +237,10 @@ def _holes(report: Report) -> Iterator[str]:
         yield f"and {report.hole_ranges - len(holes):,} more holes beyond"
 
 
+def _copy(copy: Copy) -> str:
+    return f"{copy.seq} ({time_text(copy.time)}): {', '.join(copy.paths)}"
+
+
 def _some(lines: list[str], count: int) -> Iterator[str]:
     yield from (f"  {escaped(line)}" for line in lines[:SHOWN])
     if count > SHOWN:
@@ -213,12 +256,13 @@ def _range(first: int, last: int) -> str:
 
 
 def _times(first: datetime | None, last: datetime | None) -> str:
-    return _time(first) if first == last else f"{_time(first)} to {_time(last)}"
+    return time_text(first) if first == last else f"{time_text(first)} to {time_text(last)}"
 
 
-def _time(moment: datetime | None) -> str:
+def time_text(moment: datetime | None) -> str:
+    """The time as text, UTC."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else "time not known"
 
 
 def _plain(value: object) -> str:
-    return _time(value) if isinstance(value, datetime) else str(value)
+    return time_text(value) if isinstance(value, datetime) else str(value)

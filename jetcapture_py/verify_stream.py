@@ -44,7 +44,10 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The capture's consumer: what it selects, where it started, and up to where every message is acknowledged."""
+    """The capture's consumer: what it selects, where it started, and up to where every message is acknowledged.
+
+    `asked` is the server's time of the answer.
+    """
 
     ack_floor: int
     filters: tuple[str, ...]
@@ -53,6 +56,7 @@ class Position:
     start_time: str
     created: str
     max_deliver: int
+    asked: datetime
 
 
 class Server:
@@ -120,6 +124,7 @@ class Server:
             start_time=str(config.get("opt_start_time", "")),
             created=str(answer["created"]),
             max_deliver=int(config.get("max_deliver", -1)),
+            asked=datetime.fromisoformat(answer["ts"]) if "ts" in answer else datetime.now(UTC),
         )
 
     async def first_at(self, moment: datetime) -> int:

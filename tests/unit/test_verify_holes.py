@@ -22,9 +22,11 @@ def archive(seqs: set[int]) -> Sequences:
     return found
 
 
-def looked(stored: set[int], batches: list[tuple[bool, list[int]]], floor: int, top: int) -> Missing:
+def looked(
+    stored: set[int], batches: list[tuple[bool, list[int]]], floor: int, top: int, *, seq: int = 0, time: int = 0
+) -> Missing:
     """What is found when these batches of the stream's messages come, some as the first of a range."""
-    missing = Missing(archive(stored), floor)
+    missing = Missing(archive(stored), floor, seq=seq, time=time)
     for begins, batch in batches:
         seqs = np.array(batch, np.int64)
         missing.look(seqs, seqs * 1_000_000, 1, top, begins=begins)
@@ -54,11 +56,15 @@ def test_holes_are_runs_of_messages_that_are_not_stored(
     cuts = sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=5)) | {0, len(messages)})
     batches = [(data.draw(st.booleans()), messages[start:end]) for start, end in pairwise(cuts) if end > start]
     floor, top = sorted((data.draw(st.integers(0, 60)), data.draw(st.integers(0, 60))))
-    missing = looked(stored, batches, floor, top)
+    promised, time = data.draw(st.integers(0, 70)), data.draw(st.integers(0, 70_000))
+    missing = looked(stored, batches, floor, top, seq=promised, time=time)
     runs = expected(stored, batches, floor)
     assert [(each.first, each.last, each.messages) for each in missing.found] == runs
     assert (missing.count, missing.ranges) == (sum(run[2] for run in runs), len(runs))
-    assert missing.promised == len([seq for seq in stream - stored if floor < seq <= top])
+    beyond = [seq for seq in messages if seq not in stored and floor < seq <= top]
+    assert missing.promised == len([seq for seq in beyond if seq <= promised])
+    overdue = [seq for seq in beyond if seq > promised and seq * 1000 <= time]
+    assert (missing.overdue, missing.first_overdue) == (len(overdue), next(iter(overdue), 0))
     for each in missing.found:
         assert (each.first_time, each.last_time) == (moment_of(each.first * 1000), moment_of(each.last * 1000))
 

@@ -72,6 +72,30 @@ def test_a_set_of_sequences_is_what_a_plain_set_is(
     check(found, reference, min(one, other), max(one, other))
 
 
+@settings(deadline=None, max_examples=150)
+@given(additions, additions, near, near)
+def test_what_was_there_before_is_told_and_sets_can_be_joined(
+    parts: list[tuple[int, int] | list[int]], others: list[tuple[int, int] | list[int]], one: int, other: int
+) -> None:
+    found, reference = Sequences(), set[int]()
+    for part in parts:
+        again = found.add_range(*part) if isinstance(part, tuple) else found.add(np.array(part, np.int64))
+        new = set(range(part[0], part[1] + 1)) if isinstance(part, tuple) else set(part)
+        assert again.tolist() == sorted(reference & new)
+        assert again.dtype == np.int64
+        reference |= new
+    first, last = min(one, other), max(one, other)
+    inside = sorted(seq for seq in reference if first <= seq <= last)
+    assert found.within(first, last).tolist() == inside
+    assert found.near(first, last) >= bool(inside)
+    assert not found.near(max(reference, default=0) + 8, 10 * TOP)
+    windows = list(found.windows())
+    assert sorted(seq for start, end in windows for seq in found.within(start, end)) == sorted(reference)
+    more, extra = filled(others)
+    found.update(more)
+    check(found, reference | extra, first, last)
+
+
 @pytest.mark.parametrize("few", [0, 10, CHUNK])
 def test_every_way_to_hold_a_chunk_says_the_same(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_ranges, "FEW", few)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py.verify_archive import Problem
-from jetcapture_py.verify_report import SHOWN, Range, Report, Watermark
+from jetcapture_py.verify_report import SHOWN, Copy, Range, Report, Watermark
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 COMPLETE = Report(
@@ -31,10 +31,15 @@ COMPLETE = Report(
     gap_ranges=0,
     gap_sequences=0,
     duplicates=0,
+    read_twice=0,
+    copies=(),
+    also_quarantined=0,
     damaged=(),
     damaged_objects=0,
     foreign=(),
     foreign_files=0,
+    unsigned=(),
+    unsigned_objects=0,
     objects=3,
     bytes=4096,
     quarantined=0,
@@ -132,6 +137,31 @@ def test_the_rest_is_told_with_what_it_means() -> None:
     assert not any(line.startswith("watermark") for line in found)
 
 
+def test_copies_and_objects_without_checksums_are_a_line_each_and_examples() -> None:
+    copies = tuple(Copy(seq=seq, time=NOON, paths=("a/1.parquet", "b/1.parquet")) for seq in range(1, SHOWN + 3))
+    report = replace(
+        COMPLETE,
+        read_twice=5000,
+        copies=copies,
+        duplicates=5000,
+        also_quarantined=1,
+        unsigned=("c/1.parquet",),
+        unsigned_objects=1,
+    )
+    found = lines(report)
+    assert found[0].startswith("complete, but 5,000 messages are read twice: every one of 1,234,567 messages")
+    twice = found.index(
+        "read twice: 5,000 messages with copies under different keys or buckets, of which readers return each; "
+        'read_archive(dedupe="full") reads them once'
+    )
+    assert found[twice + 1] == "  1 (2026-05-01T12:00:00Z): a/1.parquet, b/1.parquet"
+    assert found[twice + 1 + SHOWN] == f"  and {5000 - SHOWN:,} more"
+    unsigned = found.index("without checksums: objects that something other than jetcapture has written")
+    assert found[unsigned + 1] == "  c/1.parquet"
+    assert "quarantine: 1 message is in the archive too, and read from each of them once" in found
+    assert "duplicates: 5,000 further copies; readers drop those under one key and bucket" in found
+
+
 @pytest.mark.parametrize(
     ("changes", "lenient", "strict"),
     [
@@ -139,8 +169,10 @@ def test_the_rest_is_told_with_what_it_means() -> None:
         ({"complete": False}, 1, 1),
         ({"gap_ranges": 1}, 0, 1),
         ({"foreign_files": 1}, 0, 1),
+        ({"unsigned_objects": 1}, 0, 1),
+        ({"read_twice": 1}, 1, 1),
         ({"watermark": Watermark(seq=1, time=NOON, problem="it lies")}, 0, 1),
-        ({"duplicates": 5, "older": 3, "unchecked": ("x",)}, 0, 0),
+        ({"duplicates": 5, "also_quarantined": 2, "older": 3, "unchecked": ("x",)}, 0, 0),
     ],
 )
 def test_the_exit_code(changes: dict[str, Any], lenient: int, strict: int) -> None:
@@ -158,12 +190,16 @@ def test_no_text_in_it_reaches_a_terminal_as_it_is() -> None:
         damaged_objects=1,
         foreign=(HOSTILE,),
         foreign_files=1,
+        unsigned=(HOSTILE,),
+        unsigned_objects=1,
+        read_twice=1,
+        copies=(Copy(seq=1, time=NOON, paths=(HOSTILE, HOSTILE)),),
         unchecked=(HOSTILE,),
         watermark=Watermark(seq=1, time=NOON, problem=HOSTILE),
     )
     text, data = report.as_text(), report.as_json()
     assert all(char.isprintable() or char == "\n" for char in text)
-    assert len(text.splitlines()) == 9
+    assert len(text.splitlines()) == 13
     assert data.isascii()
     assert data.isprintable()
     assert json.loads(data)["foreign"] == [HOSTILE]
