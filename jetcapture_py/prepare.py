@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from jetcapture_py import layout
 from jetcapture_py.assemble import assemble
 from jetcapture_py.batch import Decoder, Failure, MessageBatch
-from jetcapture_py.decode.checked import decode_each
+from jetcapture_py.decode.checked import decode_checked
 from jetcapture_py.received import Received
 from jetcapture_py.route import KeyFunction, Run, buckets, group
 from jetcapture_py.text import one_line
@@ -59,7 +59,7 @@ class Preparer:
         failures = {failure.index: failure for failure in assembled.failures}
         good = _without(len(batch), failures)
         readable = batch if good is None else _take(batch, good)
-        decoded = decode_each(self.decoder, readable)
+        decoded = decode_checked(self.decoder, readable)
         for failure in decoded.failures:
             index = failure.index if good is None else int(good[failure.index])
             failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)

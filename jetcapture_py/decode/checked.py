@@ -27,7 +27,7 @@ _LONGEST_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
 
-def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
+def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find those at fault.
 
     Never raises, whatever the decoder does: `sys.exit` in it fails a message, too.
@@ -39,7 +39,7 @@ def decode_each(decoder: Decoder, batch: MessageBatch) -> Decoded:
     except BaseException as error:
         if len(batch) == 1:
             return _failed(error)
-    return _together([decode_each(decoder, batch.slice(index, 1)) for index in range(len(batch))])
+    return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
 
 
 def _failed(error: BaseException) -> Decoded:
@@ -52,8 +52,8 @@ def _together(parts: list[Decoded]) -> Decoded:
     try:
         return _joined(parts)
     except Exception as error:  # columns whose values do not go together: keep those that are like the first
-        schema = next(part.fields.schema for part in parts if not part.failures)
-        like = [bool(part.failures) or part.fields.schema.equals(schema) for part in parts]
+        schema = next(part.fields.schema for part in parts if part.fields.num_columns)
+        like = [part.fields.schema.equals(schema) or not part.fields.num_columns for part in parts]
         return _joined([part if same else _failed(error) for part, same in zip(parts, like, strict=True)])
 
 
@@ -100,6 +100,8 @@ def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
         raise ValueError(f"the decoder gave a column {min(taken)}, a name of the archive's own")
     if not ours:
         fields.validate(full=True)
+        if messages is not None:
+            messages.validate(full=True)
         for column in fields.schema:
             if (problem := _unstorable(column.type)) is not None:
                 raise TypeError(

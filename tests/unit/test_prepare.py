@@ -153,6 +153,34 @@ def test_a_decoder_that_answers_nonsense_quarantines_and_does_not_crash(answer: 
     assert prepared.rows.num_rows == 0
 
 
+class OneByOne:
+    """A decoder that raises for several messages, and gives each one the column that is meant for it."""
+
+    def __init__(self, columns: dict[bytes, pa.Array | None]) -> None:
+        self.columns = columns
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        (payload,) = batch.column(layout.PAYLOAD).to_pylist()
+        column = self.columns[payload]
+        return Decoded(fields=NOTHING if column is None else pa.RecordBatch.from_arrays([column], names=["value"]))
+
+
+def test_messages_decoded_one_by_one_may_have_no_columns() -> None:
+    decoder = OneByOne({b"a": pa.array([1]), b"b": None, b"c": pa.array([2.5])})
+    prepared = prepare(b"b", b"a", b"b", b"c", decoder=decoder)
+    assert prepared.rows.column("value").to_pylist() == [None, 1.0, None, 2.5]
+    assert prepared.quarantine.num_rows == 0
+    assert seqs(prepare(b"b", b"b", decoder=decoder).rows) == [1, 2]
+
+
+def test_messages_decoded_one_by_one_whose_columns_do_not_go_together_are_quarantined() -> None:
+    twice = pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int64()))
+    decoder = OneByOne({b"map": twice, b"text": pa.array(["x"]), b"none": None})
+    prepared = prepare(b"none", b"map", b"text", b"map", decoder=decoder)
+    assert seqs(prepared.rows) == [1, 2, 4]
+    assert faults(prepared) == {3: "decode"}
+
+
 def test_several_rows_of_a_message_are_numbered_from_zero() -> None:
     prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted())
     assert seqs(prepared.rows) == [1, 1, 1, 2, 3, 3]
