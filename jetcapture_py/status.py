@@ -128,6 +128,10 @@ class Observed:
             mark = await asyncio.to_thread(self._watermark)
         except JetcaptureError as error:
             problems.append(f"watermark: {error}")
+        if mark is not None and mark.time > state.asked + watermark.MARGIN:
+            problems.append(
+                "watermark: its time is in the future: a server's clock was wrong; a running capture corrects it"
+            )
         path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
         return Status(
             stream=source.stream,
@@ -159,7 +163,7 @@ class Observed:
         if not isinstance(self._store, NoteStore) or "{key}" in self._config.store.url:
             return None
         data = self._store.read_note(watermark.path(self._config.source.stream))
-        return None if data is None else watermark.decode(data)
+        return None if data is None else watermark.decode(data, self._config.source.stream)
 
 
 def _span(seconds: float) -> str:

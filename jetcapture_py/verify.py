@@ -240,7 +240,7 @@ def _report(
         consumer=config.source.consumer,
         stream_created=known.state.created if known else None,
         deep=deep,
-        complete=proven and not (missing.count or missing.promised or missing.overdue or found.damaged_count),
+        complete=proven and not (missing.count or found.damaged_count or _promises_too_much(scope, mark[0], missing)),
         proven=proven,
         ack_floor=scope.floor if known else None,
         up_to=scope.floor if known else last,
@@ -329,9 +329,19 @@ def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Ite
             f"it says that everything up to {time_text(mark.time)} is stored, but {missing.overdue:,} messages that "
             f"the stream has from before then, {missing.first_overdue} the first, are not"
         )
-    now = known.position.asked if known is not None else datetime.now(UTC)
-    if mark.time > now + watermark.MARGIN:
+    if _is_ahead(scope, mark):
         yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
+
+
+def _is_ahead(scope: _Scope, mark: watermark.Watermark) -> bool:
+    """Whether the watermark's time is in the future."""
+    now = scope.known.position.asked if scope.known is not None else datetime.now(UTC)
+    return mark.time > now + watermark.MARGIN
+
+
+def _promises_too_much(scope: _Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
+    """Whether the watermark says of messages that they are stored that are not, or do not exist yet."""
+    return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
 
 
 def _changed(mark: watermark.Watermark) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jetcapture_py.errors import StoreError
 from jetcapture_py.in_order import in_order
 from jetcapture_py.layout import ObjectName
-from jetcapture_py.shelf import File, Shelf
+from jetcapture_py.shelf import File, GoneError, Shelf
 from jetcapture_py.verify_object import DamagedError, Life, positions
 from jetcapture_py.verify_ranges import Sequences
 
@@ -107,6 +107,8 @@ class Finder:
         for _ in range(_ATTEMPTS):
             try:
                 return positions(self._shelf, each.file, each.name, self._life)
+            except GoneError:
+                return _NONE, _NONE
             except (DamagedError, StoreError):
                 continue
         self._unread.add(each.file.path)

@@ -30,7 +30,7 @@ class Sequences:
 
     def add(self, seqs: Any) -> Any:
         """Add an int64 array, in any order, with repetitions or without; those that were there before, sorted."""
-        again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(np.unique(seqs))]
+        again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(_ordered(seqs))]
         return np.concatenate([_NONE, *again])
 
     def add_range(self, first: int, last: int) -> Any:
@@ -187,6 +187,14 @@ class Sequences:
                 current = (current[0] if current else start, end)
         if current is not None:
             yield current
+
+
+def _ordered(seqs: Any) -> Any:
+    """Sequences sorted, each once, as they mostly are."""
+    if (seqs[1:] > seqs[:-1]).all():
+        return seqs
+    seqs = np.sort(seqs)
+    return seqs[np.concatenate([[True], seqs[1:] != seqs[:-1]])]
 
 
 def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:

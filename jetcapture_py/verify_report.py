@@ -216,10 +216,11 @@ def _verdict(report: Report) -> str:
     if not report.stored:
         return f"complete: there is nothing to store {place}"
     every = f"every one of {_count(report.stored, 'message')} {place} is stored"
-    if report.read_twice:
-        are = "message is" if report.read_twice == 1 else "messages are"
-        return f"complete, but {report.read_twice:,} {are} read twice: {every}"
-    return f"complete: {every}"
+    return f"complete, but {_twice(report)}: {every}" if report.read_twice else f"complete: {every}"
+
+
+def _twice(report: Report) -> str:
+    return f"{report.read_twice:,} {'message is' if report.read_twice == 1 else 'messages are'} read twice"
 
 
 def _holes(report: Report) -> Iterator[str]:

@@ -18,6 +18,7 @@ import yaml
 
 from jetcapture_py import layout
 from jetcapture_py.verify import verify
+from tests.support.archives import copy_to, strip
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, settings
 
@@ -91,6 +92,29 @@ def test_foreign_files_fail_only_a_strict_proof(nats_server: Start, tmp_path: Pa
     strict = run(path, "--strict")
     assert strict.returncode == 1
     assert f"  {STREAM}/notes.txt" in strict.stdout.splitlines()
+
+
+def test_copies_a_watermark_from_the_future_and_an_object_without_checksums_are_a_line_each(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    path, root = captured(nats_server, tmp_path, ["a", "b", "c"]), tmp_path / "a"
+    first, second, third = objects(root)
+    copy_to(root, first, key="elsewhere")
+    strip(root / third.path)
+    mark = root / "_watermark" / f"{STREAM}.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "time": "2100-01-01T00:00:00Z"}))
+    strict = run(path, "--strict")
+    assert (strict.returncode, strict.stderr) == (1, "")
+    found = strict.stdout.splitlines()
+    assert found[0].startswith("NOT complete: the watermark promises messages that are not stored, beyond")
+    for beginning in ("read twice: 100 messages ", "without checksums: ", "watermark: its time, 2100-01-01T00:00:00Z,"):
+        assert len([line for line in found if line.startswith(beginning)]) == 1, strict.stdout
+    data = json.loads(run(path, "--json").stdout)
+    assert (data["missing"], data["read_twice"], data["also_quarantined"]) == (0, 100, 0)
+    assert (data["unsigned"], data["unsigned_objects"]) == ([third.path], 1)
+    assert "in the future" in data["watermark"]["problem"]
+    assert run(path).returncode == 1
+    assert second in objects(root)
 
 
 def test_a_wrong_configuration_is_2_and_a_place_that_cannot_be_listed_is_1(nats_server: Start, tmp_path: Path) -> None:

@@ -131,3 +131,20 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
 )
 def test_spans_of_time_are_short(seconds: float, text: str) -> None:
     assert _span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"time": "2100-01-01T00:00:00Z"}, "in the future"), ({"stream": "OTHER"}, "it is that of stream OTHER")],
+)
+def test_a_watermark_that_cannot_be_true_is_a_problem(
+    nats_server: Start, tmp_path: Path, changes: dict[str, str], problem: str
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.a", b"", None)] * 40))
+    asyncio.run(capture_all(config(server.url, archive)))
+    mark = archive / "_watermark" / "ORDERS.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), **changes}))
+    found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
+    (said,) = found["problems"]
+    assert problem in said

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,3 +77,25 @@ def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Pat
     for name in () if keep else names:
         (root / name.path).unlink()
     return path
+
+
+def copy_to(root: Path, name: ObjectName, **changes: Any) -> ObjectName:
+    """Store an object's messages once more, under another key or bucket."""
+    target = replace(name, **changes)
+    table = pq.ParquetFile(root / name.path).read()
+    created = table.schema.metadata[b"jetcapture.stream_created"].decode()
+    encoder = Encoder(stream=target.stream, interval=900, compression="zstd", stream_created=created)
+    block = BlockId(key=target.key, bucket=target.bucket, quarantine=target.quarantine)
+    with ObjectWriter(encoder, block, table.schema.remove_metadata()) as writer:
+        writer.write(table)
+        copy = writer.finish("compact")
+    put(root, copy)
+    return copy.name
+
+
+def strip(path: Path) -> None:
+    """Write an object again, without what proves it."""
+    table = pq.ParquetFile(path).read()
+    proof = (b"jetcapture.checksum", b"jetcapture.footer_checksum", b"jetcapture.digest")
+    metadata = {key: value for key, value in table.schema.metadata.items() if key not in proof}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
