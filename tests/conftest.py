@@ -38,14 +38,14 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
-    """Starts servers for the test, `nats_server(extra_config="")`, each with its own storage; stops them after it."""
+    """Start servers for the test, with `NatsServer`'s arguments but the storage; stop them after it."""
     with ExitStack() as stack:
         count = 0
 
-        def start(extra_config: str = "") -> NatsServer:
+        def start(extra_config: str = "", *, command: str | None = None) -> NatsServer:
             nonlocal count
             count += 1
-            return stack.enter_context(NatsServer(tmp_path / f"nats-{count}", extra_config))
+            return stack.enter_context(NatsServer(tmp_path / f"nats-{count}", extra_config, command=command))
 
         yield start
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 START_TIMEOUT = 15.0
+OLDER_SERVERS = "JETCAPTURE_TEST_SERVERS"
+"""The environment variable with the directory of older servers, each at `<version>/bin/nats-server`."""
 
 
 def binary() -> str:
@@ -23,15 +27,27 @@ def binary() -> str:
     return found
 
 
+def older_servers() -> Iterator[tuple[str, str]]:
+    """Version and command of each older nats-server, oldest first; none where `OLDER_SERVERS` is not set."""
+    directory = os.environ.get(OLDER_SERVERS)
+    if not directory:
+        return
+    found = {path.parents[1].name: str(path) for path in Path(directory).glob("*/bin/nats-server")}
+    for version in sorted(found, key=lambda text: tuple(map(int, text.split(".")))):
+        yield version, found[version]
+
+
 class NatsServer:
     """One nats-server with JetStream; `start` after `kill` or `stop` resumes on the same port and storage.
 
     `extra_config` is appended to the server's configuration file. The port is chosen by the system on the first start.
+    `command` runs another nats-server than `binary()`.
     """
 
-    def __init__(self, store_dir: Path, extra_config: str = "") -> None:
+    def __init__(self, store_dir: Path, extra_config: str = "", *, command: str | None = None) -> None:
         self.store_dir = store_dir
         self.extra_config = extra_config
+        self.command = command or binary()
         self.port = -1
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,7 +89,7 @@ class NatsServer:
         )
         with self._log_file.open("ab") as log:
             # flags: a `jetstream` block in `extra_config` must not move the storage to a place that tests share
-            command = [binary(), "-c", str(config), "-js", "-sd", str(self.store_dir)]
+            command = [self.command, "-c", str(config), "-js", "-sd", str(self.store_dir)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._await_ready(run / f"nats-server_{self._process.pid}.ports")
         return self
