@@ -24,9 +24,10 @@ class ConsumerState:
 
     `pending` messages wait to be delivered, `unacked` are delivered and not acknowledged, to whatever replica. Of the
     stream's messages up to sequence `ack_floor` none is either. `asked` is the server's time of the answer. `delivered`
-    is the last sequence that was, `acknowledged` counts the deliveries up to the ack floor, `redelivered` how many of
-    the unacked ones were delivered more than once, and `waiting_pulls` is how many pulls are open, of whatever replica.
-    `created` tells a consumer from the one before it of the same name, as the server writes it.
+    is the last sequence that was, `deliveries` counts every delivery and `acknowledged` those up to the ack floor,
+    `redelivered` how many of the unacked ones were delivered more than once, and `waiting_pulls` is how many pulls are
+    open, of whatever replica. `created` tells a consumer from the one before it of the same name, as the server writes
+    it.
     """
 
     config: dict[str, Any]
@@ -42,6 +43,7 @@ class ConsumerState:
     asked: datetime
     delivered: int = 0
     acknowledged: int = 0
+    deliveries: int = 0
     redelivered: int = 0
     waiting_pulls: int = 0
     created: str = ""
@@ -67,6 +69,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         asked=datetime.fromisoformat(info["ts"]) if "ts" in info else datetime.now(UTC),
         delivered=info.get("delivered", {}).get("stream_seq", 0),
         acknowledged=info.get("ack_floor", {}).get("consumer_seq", 0),
+        deliveries=info.get("delivered", {}).get("consumer_seq", 0),
         redelivered=info.get("num_redelivered", 0),
         waiting_pulls=info.get("num_waiting", 0),
         created=info.get("created", ""),
@@ -125,15 +128,24 @@ async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
         if error.err_code != _CONSUMER_NOT_FOUND or not source.create:
             raise _translated(error, stream, consumer) from error
         state = await _create(api, source)
-    config = state.config
+    if problem := unusable(stream, consumer, state.config):
+        raise SourceError(problem)
+    return state
+
+
+def unusable(stream: str, consumer: str, config: Mapping[str, Any]) -> str | None:
+    """Why a consumer of this configuration cannot be captured from, in one line; None when it can."""
+    where = f"consumer {consumer} of stream {stream}"
     if config.get("deliver_subject"):
-        raise SourceError(f"consumer {consumer} of stream {stream} is a push consumer; a pull consumer is needed")
+        return f"{where} is a push consumer; a pull consumer is needed"
     if config.get("ack_policy") != "explicit":
-        raise SourceError(
-            f"consumer {consumer} of stream {stream} has ack_policy {config.get('ack_policy')}; explicit is needed, "
+        return (
+            f"{where} has ack_policy {config.get('ack_policy')}; explicit is needed, "
             "or messages count as handled before they are stored"
         )
-    return state
+    if config.get("headers_only"):
+        return f"{where} has headers_only set; it must be off, or messages are delivered without their payload"
+    return None
 
 
 async def _create(api: Api, source: SourceConfig) -> ConsumerState:

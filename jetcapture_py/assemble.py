@@ -64,6 +64,16 @@ def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any,
     return seqs, nanoseconds
 
 
+def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
+    """Stream sequences, as an int64 array; -1 for what did not come from the consumer."""
+    (_, seqs, _), keep = _ack_numbers(replies, stream, consumer)
+    if keep is None:
+        return seqs
+    found = np.full(len(replies), -1)
+    found[keep] = seqs
+    return found
+
+
 Numbers = tuple[Any, Any, Any]
 
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from jetcapture_py import key_rule, upkeep
+from jetcapture_py.acks import AckResult
+from jetcapture_py.backoff import delays
 from jetcapture_py.batch import Decoder
 from jetcapture_py.block import Block, Blocks, SealRules
 from jetcapture_py.config import Config
@@ -38,6 +40,8 @@ T = TypeVar("T")
 OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
 ACK_ATTEMPTS = 5
+"""Attempts that a consumer may leave unanswered although it can be reached."""
+FIRST_ACK_RETRY, LONGEST_ACK_RETRY = 0.2, 5.0
 ACKNOWLEDGING = 3
 """Blocks need not wait for the server's answer to those before them."""
 SMALL, TOGETHER = 64 << 10, 64
@@ -68,7 +72,12 @@ class Capture:
         self.stats = Stats()
         largest = min(block.max_bytes, limits.memory // 4)
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
-        self.source = Source(config, held=lambda: self.memory, unacked=lambda: self.unacked)
+        self.source = Source(
+            config,
+            held=lambda: self.memory,
+            unacked=lambda: self.unacked,
+            replies=lambda: upkeep.held_replies(self),
+        )
         self.store = store or open_store(config.store.url, config.store.options)
         self.prepare = Preparer(
             stream=source.stream,
@@ -145,6 +154,7 @@ class Capture:
         """Received messages become rows of open blocks; blocks that are full, or too much together, are sealed."""
         while (received := await self.source.receive()) is not None:
             self.preparing = received
+            self.preparing = received = await self.source.payloads.only_whole(received)
             prepared = await self._in(self._decoding, self.prepare, received)
             for seq, timestamp in prepared.span:
                 self.observer.saw(seq, timestamp)
@@ -204,16 +214,26 @@ class Capture:
             while not self.stored.empty():
                 stored.append(self.stored.get_nowait())
             replies = pa.concat_arrays([replies for block, _ in stored for replies in block.replies()])
-            confirmed = False
-            for _ in range(ACK_ATTEMPTS):
-                if confirmed := await self.source.ack(replies):
-                    break
-                self.stats.unconfirmed_acks += 1
+            confirmed = await self._confirmed(replies)
             self._unconfirmed |= not confirmed
             for block, _ in stored:
                 self.blocks.forget(block)
             upkeep.report(self, stored, confirmed=confirmed)
             self.progress.set()
+
+    async def _confirmed(self, replies: pa.BinaryArray) -> bool:
+        """Acknowledge until the server confirms it, or gives reason to give up."""
+        unanswered = 0
+        for delay in delays(FIRST_ACK_RETRY, LONGEST_ACK_RETRY):
+            result = await self.source.ack(replies)
+            if result is AckResult.CONFIRMED:
+                return True
+            self.stats.unconfirmed_acks += 1
+            unanswered += result is AckResult.UNCONFIRMED
+            if result is AckResult.REFUSED or unanswered == ACK_ATTEMPTS:
+                return False
+            await asyncio.sleep(delay)
+        raise AssertionError("the delays have no end")
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.

@@ -173,7 +173,10 @@ class Api:
     async def pull(
         self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float
     ) -> None:
-        """Ask for the next messages (ADR-13), which come to `reply`, as do statuses; times in seconds."""
+        """Ask for the next messages (ADR-13), which come to `reply`, as do statuses; times in seconds.
+
+        `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for.
+        """
         body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
             batch,
             max_bytes,

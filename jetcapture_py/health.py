@@ -32,13 +32,16 @@ def health(capture: Capture) -> Health:
     """How the capture is. Call it in its event loop."""
     trouble = []
     connected = capture.opened and capture.source.connected
-    consuming = connected and capture.source.consuming and not capture.draining
+    stuck = capture.source.stuck if capture.opened else None
+    consuming = connected and capture.source.consuming and not capture.draining and stuck is None
     store = capture.stats.storing.trouble(asyncio.get_running_loop().time())
+    if stuck is not None and not capture.draining:
+        trouble.append(f"consuming: {stuck}")
     if not connected:
         trouble.append("connected: no connection to NATS" if capture.opened else "connected: not yet")
     elif capture.draining:
         trouble.append("consuming: draining, nothing is pulled any more")
-    elif not consuming:
+    elif not consuming and stuck is None:
         trouble.append("consuming: the server does not answer our pulls")
     if store is not None:
         trouble.append(f"storing: {store}")

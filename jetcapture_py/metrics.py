@@ -77,6 +77,8 @@ class Metrics(Collector):
         yield _counter("stored_rows", "Rows stored", stats.stored_rows)
         yield _counter("stored_bytes", "Bytes of the objects stored", stats.stored_bytes)
         yield _counter("acks_unconfirmed", "Times that acks were sent again, unconfirmed", stats.unconfirmed_acks)
+        lost = "Messages on their way here when the connection was lost; the server delivers them again"
+        yield _counter("messages_lost_in_flight", lost, source.lost)
         yield _counter("reconnects", "Times that the connection to NATS came back", source.reconnects)
 
     def _storing(self) -> Iterator[Metric]:
@@ -111,6 +113,9 @@ class Metrics(Collector):
         held = capture.memory + capture.source.waiting_bytes
         yield _gauge("buffered_bytes", "Bytes held of messages that are not stored yet", held)
         yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
+        yield _gauge("in_flight_bytes", "Bytes that open pulls may still bring", capture.source.in_flight)
+        limit = "The most that this may be, but for a single larger message; less for a while after a loss"
+        yield _gauge("in_flight_bytes_limit", limit, capture.source.in_flight_limit)
         yield _gauge("unacked_messages", "Messages that this process holds", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:

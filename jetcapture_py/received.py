@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jetcapture_py.transport import Memory
 
@@ -24,6 +25,10 @@ SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
 run of rows, one behind the other, is the offsets of an Arrow array in which every seventh element is a subject."""
 
 
+_SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
+"""What a consumer with `headers_only` adds in place of a payload that is not empty."""
+
+
 @dataclass(slots=True)
 class Part:
     """Messages in one piece of memory: the rows of their places there, int32, in pieces, not necessarily in order."""
@@ -31,11 +36,23 @@ class Part:
     memory: Any
     rows: list[Any]
 
+    def ordered(self) -> Any:
+        """All rows, in the order of their places."""
+        rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
+        return rows[np.argsort(rows[:, 0], kind="stable")] if (rows[1:, 0] < rows[:-1, 0]).any() else rows
+
+    def lacking_payload(self) -> Any:
+        """See `Received.lacking_payload`."""
+        rows = self.ordered()
+        where = np.flatnonzero(_bare(rows))
+        lacking = np.zeros(len(rows), bool)
+        blocks = between(self.memory, rows[where, HEADERS], rows[where, PAYLOAD])
+        lacking[where] = pc.match_substring_regex(blocks, _SIZE_HEADER).to_numpy(zero_copy_only=False)
+        return lacking
+
     def columns(self, which: Sequence[int]) -> list[pa.BinaryArray]:
         """See `Received.columns`; copies."""
-        rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
-        if (rows[1:, 0] < rows[:-1, 0]).any():
-            rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        rows = self.ordered()
         count = len(rows)
         offsets = np.append(rows.ravel(), rows[-1, -1])
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.memory)]
@@ -131,15 +148,43 @@ class Received:
         rows = np.array([[*ends[:2], *ends[1:3], ends[2], *ends[3:]]], np.int32)
         self.add(memory.segment, rows, len(headers) + len(payload))
 
+    def lacking_payload(self) -> Any:
+        """Which messages may lack their payload, as a mask in the order of `columns`; None if none does.
+
+        These are empty and have a header with a size, as a consumer with `headers_only` delivers them. A publisher may
+        have made them so, too.
+        """
+        if not any(_bare(rows).any() for part in self.parts for rows in part.rows):
+            return None
+        lacking = np.concatenate([part.lacking_payload() for part in self.parts])
+        return lacking if lacking.any() else None
+
+    def where(self, mask: Any) -> Received:
+        """The messages that `mask` selects, in the order of `columns`."""
+        found, start = Received(), 0
+        for part in self.parts:
+            rows = part.ordered()
+            found._add_rows(part.memory, rows[mask[start : start + len(rows)]])
+            start += len(rows)
+        return found
+
+    def _add_rows(self, memory: Any, rows: Any) -> None:
+        if len(rows):
+            self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
+
     def split(self, count: int) -> tuple[Received, Received]:
         """The first `count` messages, and the others."""
         first, others = Received(), Received()
         for part in self.parts:
             for rows in part.rows:
                 for taker, some in ((first, rows[: count - len(first)]), (others, rows[count - len(first) :])):
-                    if len(some):
-                        taker.add(part.memory, some, int((some[:, -1] - some[:, HEADERS]).sum()))
+                    taker._add_rows(part.memory, some)
         return first, others
+
+
+def _bare(rows: Any) -> Any:
+    """Which messages have headers and no payload, as a mask."""
+    return (rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])
 
 
 def _ignore(subject: bytes, headers: bytes) -> None:
@@ -151,10 +196,12 @@ class Inbox:
 
     `on_data()` is called when messages have been added. `on_status(subject, header_block)` is called at once for
     frames without a reply subject, the server's statuses; with `statuses=False` these are messages, too.
-    `total` and `total_bytes` count everything ever received, `by_sid` messages and bytes of each subscription.
+    `total` and `total_bytes` count everything ever received, `by_sid` messages and bytes of each subscription, and
+    `largest` is the size of the largest message since the caller last set it to 0. These two are sizes as the server
+    counts them against a pull's `max_bytes`: subject, reply subject, headers and payload.
     """
 
-    __slots__ = ("_memory", "by_sid", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
+    __slots__ = ("_memory", "by_sid", "largest", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
 
     def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
         self.on_data = on_data
@@ -162,7 +209,7 @@ class Inbox:
         self.on_status: Callable[[bytes, bytes], None] = _ignore
         self.rows = Received()
         self._memory = Memory()
-        self.total = self.total_bytes = 0
+        self.total = self.total_bytes = self.largest = 0
         self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
     def take(self, memory: int) -> Received:
@@ -186,7 +233,11 @@ class Inbox:
     def add(self, memory: Any, rows: Any, sids: Any) -> None:
         """Append messages of the subscriptions `sids`, small integers, one a message; see `Received.add`."""
         sizes = rows[:, -1] - rows[:, HEADERS]
-        self.rows.add(memory, rows, int(sizes.sum()))
+        size = int(sizes.sum())
+        self.rows.add(memory, rows, size)
+        self.total_bytes += size
+        sizes += rows[:, SUBJECT + 1] - rows[:, SUBJECT] + rows[:, REPLY + 1] - rows[:, REPLY]
+        self.largest = max(self.largest, int(sizes.max(initial=0)))
         messages, bytes_ = np.bincount(sids), np.bincount(sids, sizes)
         for sid in np.flatnonzero(messages).tolist():
             self._count(sid, int(messages[sid]), int(bytes_[sid]))
@@ -198,11 +249,14 @@ class Inbox:
             self.on_status(subject, headers or b"")
             return
         self.rows.append(self._memory, subject, reply, headers or b"", payload)
-        self._count(sid, 1, len(payload) + len(headers or b""))
+        size = len(headers or b"") + len(payload)
+        self.total_bytes += size
+        size += len(subject) + len(reply)
+        self.largest = max(self.largest, size)
+        self._count(sid, 1, size)
         self.on_data()
 
     def _count(self, sid: int, messages: int, size: int) -> None:
         self.total += messages
-        self.total_bytes += size
         before = self.by_sid[sid]
         self.by_sid[sid] = before[0] + messages, before[1] + size

@@ -10,20 +10,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import nats.errors
 import pyarrow as pa
-import pyarrow.compute as pc
 from nats.aio.subscription import Subscription
 
-from jetcapture_py.admin import ConsumerState, differences, ensure_consumer, get_consumer, stream_created
+from jetcapture_py import acks
+from jetcapture_py.acks import AckResult
+from jetcapture_py.admin import ConsumerState
 from jetcapture_py.config import Config
-from jetcapture_py.connect import Api, UnavailableError, connect
-from jetcapture_py.denials import Denial, DeniedError, denial_in, refusal
+from jetcapture_py.connect import Api, connect
+from jetcapture_py.consumer import Consumer
+from jetcapture_py.deliveries import Deliveries
+from jetcapture_py.denials import Denial, denial_in, refusal
 from jetcapture_py.errors import SourceError
+from jetcapture_py.lane import Lane
 from jetcapture_py.log import event
-from jetcapture_py.received import Inbox, Received, contents
+from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.payload_check import PayloadCheck
+from jetcapture_py.pull_limits import Ask, PullLimits
+from jetcapture_py.received import Inbox, Received
 from jetcapture_py.statuses import Reaction, Status, parse_status, undelivered
 from jetcapture_py.wire import Connection
 
@@ -41,8 +47,6 @@ DRAIN_SHARE = 4
 """...which is at most this fraction of `drain_timeout`."""
 GRACE = 10.0
 """Seconds that the server may take to say that a pull has expired."""
-PULL_BYTES = (48 << 20) // LANES
-"""Most bytes one pull asks for; with all lanes less than the 64 MB after which a server drops a slow client."""
 ENOUGH = 4096
 MOST_AT_ONCE = 256 << 20
 """Most bytes that are handed on at once; an Arrow column of byte strings must stay below 2 GiB."""
@@ -51,57 +55,44 @@ LINGER = 0.05
 PAUSE = 0.5
 FRESH = 0.25
 """Seconds for which an answer about the consumer counts, while a pull is under way: deletion would end that at once."""
-CERTAIN = 3
-"""Times in a row that the server must say that the consumer does not exist."""
-CONFIRM_TIMEOUT = 5.0
-FRAME_OVERHEAD = 64 << 10
+NEVER = (0, float("-inf"))
 CONNECT_PATIENCE = 20.0
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A subscription to the inbox and the pull under way on it; `batch` and `max_bytes` are what the pull asked for."""
-
-    subject: str
-    sid: int
-    inbox: Inbox
-    pull: int = 0
-    active: bool = False
-    batch: int = 0
-    max_bytes: int = 0
-    start: int = 0
-    start_bytes: int = 0
-    heard: float = 0.0
-    expires: float = 0.0
-    not_before: float = 0.0
-
-    @property
-    def left(self) -> int:
-        """Messages that the pull may still bring."""
-        return max(0, self.batch - (self.inbox.by_sid[self.sid][0] - self.start)) if self.active else 0
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes that the pull may still bring."""
-        return max(0, self.max_bytes - (self.inbox.by_sid[self.sid][1] - self.start_bytes)) if self.left else 0
+DROPPED = (
+    "the server probably dropped this client as a slow consumer: nothing was read for its write_deadline, or more than "
+    "its max_pending was waiting"
+)
+STOCK_TIMEOUT = 10.0
+"""Seconds to wait for what the consumer says after a reconnect, before pulling all the same."""
 
 
 class Source:
     """The consumer's messages; `memory` is the budget in bytes.
 
-    `held` says how many bytes the rest of the pipeline holds, `unacked` how many messages this process does.
+    `held` says how many bytes the rest of the pipeline holds, `unacked` how many messages this process does, and
+    `replies` gives the ack subjects of these.
     """
 
-    def __init__(self, config: Config, *, held: Callable[[], int], unacked: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        held: Callable[[], int],
+        unacked: Callable[[], int],
+        replies: Callable[[], pa.BinaryArray],
+    ) -> None:
         self.config = config
         self.stream, self.consumer = config.source.stream, config.source.consumer
         self.memory = config.limits.memory
         self.failure: SourceError | None = None
         self.reconnects = 0
         self.starved = False  # whether nothing is pulled because of memory alone
-        self.stream_created = ""
-        self._held, self._unacked = held, unacked
-        self._others = self._missing = 0
+        self.lost = 0
+        """Messages that connections took with them, as far as that is known."""
+        self._held, self._unacked, self._replies = held, unacked, replies
+        self._others = 0
+        self._limits = PullLimits(self.memory, LANES)
+        self._said_large = LogLimit()
+        self._stock_due = False  # whether a reconnect is to be followed up before the next pull
         self._inbox = Inbox(self._on_data)
         self._inbox.on_status = self._on_status
         self._lanes: list[Lane] = []
@@ -112,7 +103,7 @@ class Source:
         self._stopping = self._ended = self._closing = False
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._last_data = self._answered = 0.0
-        self._known = (0, -FRESH)  # at which connection, and when, the consumer was last found to be the same
+        self._known = NEVER  # at which connection, and when, the consumer was last found to be the same
 
     # ------------------------------------------------------------------ life
 
@@ -137,16 +128,11 @@ class Source:
 
     async def _attach(self) -> None:
         """Have the consumer, know its state, and subscribe."""
-        try:
-            self.state: ConsumerState = await ensure_consumer(self._api, self.config.source)
-            self.stream_created = await stream_created(self._api, self.stream)
-            self._answered = self._loop.time()
-        except UnavailableError as error:
-            raise SourceError(str(error)) from error
-        for name, wanted, actual in differences(self.config.source, self.state):
-            event(log, logging.WARNING, "consumer.differs", setting=name, configured=wanted, actual=actual)
-        if self.state.config.get("max_deliver", -1) > 0:
-            event(log, logging.WARNING, "consumer.max_deliver", max_deliver=self.state.config["max_deliver"])
+        self._consumer = Consumer(self._api, self.config.source, self.fail)
+        await self._consumer.attach()
+        self._answered = self._loop.time()
+        self.payloads = PayloadCheck(self.stream, self.consumer, self._floor_again, self.give_back)
+        self._deliveries = Deliveries(self.stream, self.consumer, self.state)
         for _ in range(LANES):
             subject = self._client.new_inbox()
             subscription = await self._client.subscribe(f"{subject}.*")
@@ -206,6 +192,16 @@ class Source:
             waited.set()
 
     @property
+    def state(self) -> ConsumerState:
+        """The consumer as the server described it last."""
+        return self._consumer.state
+
+    @property
+    def stream_created(self) -> str:
+        """When the stream was created, RFC 3339; "" when we are not allowed to ask."""
+        return self._consumer.stream_created
+
+    @property
     def connected(self) -> bool:
         """Whether the connection is up."""
         return bool(self._client.is_connected)
@@ -222,6 +218,7 @@ class Source:
             self.halt()
 
     async def _disconnected(self) -> None:
+        self._last_server = self._client.server_id
         if not self._closing:
             event(log, logging.WARNING, "nats.disconnected")
 
@@ -230,6 +227,7 @@ class Source:
         event(log, logging.INFO, "nats.reconnected")
         for lane in self._lanes:
             lane.active, lane.not_before = False, 0.0  # pulls die with their connection
+        self._stock_due = True
         self._wake.set()
 
     async def _closed(self) -> None:
@@ -287,6 +285,8 @@ class Source:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), LINGER)
         received = self._inbox.take_run(min(self.memory // 8, MOST_AT_ONCE))
+        if received:
+            self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
         if not self._ended and not self.waiting:
             self._ready.clear()
         return received if received or not self._ended else None
@@ -298,9 +298,11 @@ class Source:
     def _on_data(self) -> None:
         self._last_data = self._loop.time()
         for lane in self._lanes:
-            if lane.active and not lane.left:
+            if lane.active and not lane.left_bytes:  # the server says nothing when a pull ends so, by count or by bytes
                 lane.active = False
                 self._wake.set()
+                if lane.single:
+                    self._limits.single_received(lane.brought, self.state.max_bytes)
         self._ready.set()
         if self.waiting >= ENOUGH:
             self.hand_on()
@@ -315,6 +317,8 @@ class Source:
         lane.heard = self._loop.time()
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self._answered = lane.heard
+            if lane.single and lane.active:
+                self._limits.single_idle(ended=status.reaction is Reaction.PULL_AGAIN)
         if status.reaction is not Reaction.ALIVE and lane.active and pull == str(lane.pull):
             lane.batch -= undelivered or 0
             lane.active = undelivered is not None and lane.left > 0
@@ -325,9 +329,18 @@ class Source:
         if status.reaction is Reaction.FATAL:
             where = f"consumer {self.consumer} of stream {self.stream}"
             self.fail(SourceError(f"{where} can no longer be pulled from: {status.code} {status.text}"))
+        elif status.reaction is Reaction.TOO_LARGE:
+            if not lane.brought:
+                self._too_small(lane)
         elif status.reaction is not Reaction.PULL_AGAIN:
             lane.not_before = self._loop.time() + PAUSE
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
+
+    def _too_small(self, lane: Lane) -> None:
+        """The lane's pull brought nothing because the next message is larger."""
+        now = self._loop.time()
+        if self._limits.too_small(lane.max_bytes, self.state.max_bytes, now) and (times := self._said_large.due(now)):
+            event(log, logging.WARNING, "pull.too_small", max_bytes=lane.max_bytes, times=times)
 
     # ------------------------------------------------------------------ pulling
 
@@ -335,6 +348,8 @@ class Source:
         """Keep the lanes busy as far as there is credit, until stopped."""
         while not self._stopping:
             self._wake.clear()
+            if self._stock_due and self._client.is_connected:
+                await self._take_stock()
             now = self._loop.time()
             for lane in self._lanes:
                 if lane.active and (now > lane.expires or now - max(lane.heard, self._last_data) > SILENCE):
@@ -355,91 +370,122 @@ class Source:
 
     async def _issue(self, lane: Lane, now: float) -> None:
         """Pull, if there is credit."""
-        size = self._credit()
-        self.starved = not size and not any(other.active for other in self._lanes)
-        if not size:
+        ask = self._credit(now)
+        self.starved = not ask and not any(other.active for other in self._lanes)
+        if not ask:
             return
         state = self.state
-        batch = min(self.config.source.batch, state.max_batch or self.config.source.batch)
+        batch = ask.batch or min(self.config.source.batch, state.max_batch or self.config.source.batch)
         expires = min(self._expires, state.max_expires) if state.max_expires else self._expires
         heartbeat = min(HEARTBEAT, expires / 2)
         lane.pull += 1
-        lane.active, lane.batch, lane.max_bytes = True, batch, size
+        lane.active, lane.batch, lane.max_bytes, lane.single = True, batch, ask.max_bytes, ask.batch == 1
         lane.start, lane.start_bytes = lane.inbox.by_sid[lane.sid]
         lane.heard = now
         lane.expires = now + expires + GRACE
         reply = f"{lane.subject}.{lane.pull}"
+        size = ask.max_bytes if ask.limited else 0
         await self._api.pull(
             self.stream, self.consumer, reply, batch=batch, max_bytes=size, expires=expires, heartbeat=heartbeat
         )
 
-    def _credit(self) -> int:
-        """Bytes that a further pull may ask for, or 0."""
-        smallest = self._client.max_payload + FRAME_OVERHEAD
-        outstanding = sum(lane.left_bytes for lane in self._lanes)
-        used = self._held() + self.waiting_bytes + outstanding
-        wanted = max(smallest, min(PULL_BYTES, self.memory // (3 * LANES)))
-        if self.state.max_bytes:
-            wanted = min(wanted, self.state.max_bytes)
-        free = self.memory - used
-        if free >= wanted or used == 0:
-            return wanted
-        return smallest if free >= smallest else 0
+    def _credit(self, now: float) -> Ask | None:
+        """What a further pull may ask for."""
+        self._limits.received(self._inbox.largest, now)
+        self._inbox.largest = 0
+        in_flight = self.in_flight
+        used = self._held() + self.waiting_bytes + in_flight
+        ceiling = self.state.max_bytes
+        return self._limits.next(free=self.memory - used, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes that open pulls may still bring."""
+        return sum(max(1, lane.left_bytes) for lane in self._lanes if lane.active)
+
+    @property
+    def in_flight_limit(self) -> int:
+        """The most that this may be, but for a single large message."""
+        return self._limits.limit
+
+    @property
+    def stuck(self) -> str | None:
+        """Why nothing is delivered just now although the server answers, in one line; None when nothing is wrong."""
+        return self._limits.stuck(self._loop.time())
+
+    async def _take_stock(self) -> None:
+        """Find out what the lost connection took with it, before anything is pulled, and have it delivered again.
+
+        Otherwise that would come back only after `ack_wait`. Nothing is given back that is held here.
+        """
+        self._stock_due = False
+        deadline = self._loop.time() + STOCK_TIMEOUT
+        while not await self.refresh():
+            if self._stopping or not self._client.is_connected or self._loop.time() >= deadline:
+                return
+            await asyncio.sleep(PAUSE)
+        if self.waiting:
+            self._deliveries.received(self.fetched, self._inbox.rows.last_reply(), self._loop.time())
+        lost = self._deliveries.after_reconnect(self.state, self._replies(), self._loop.time())
+        if not lost.messages:
+            return
+        self.lost += lost.messages
+        size = lost.messages * self._inbox.total_bytes // max(1, self.fetched)
+        much = self._limits.lost(size, self._loop.time())
+        event(
+            log,
+            logging.WARNING,
+            "messages.lost_in_flight",
+            messages=lost.messages,
+            given_back=len(lost.replies),
+            in_flight_limit=self.in_flight_limit,
+            reason=DROPPED if much and self._client.server_id == self._last_server else "the connection was lost",
+        )
+        await self.give_back(lost.replies)
 
     # ------------------------------------------------------------------ the consumer
 
     async def refresh(self) -> bool:
         """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
         asked = self.reconnects, self._loop.time()
-        try:
-            state = await get_consumer(self._api, self.stream, self.consumer)
-            if state.created != self.state.created:
-                self.fail(
-                    SourceError(f"consumer {self.consumer} of stream {self.stream} was deleted and created again")
-                )
-                return False
-            self.state = state
-            self._known = asked
-            self._others = max(0, self.state.unacked - self._unacked())
-        except UnavailableError as error:
-            event(log, logging.DEBUG, "consumer.unavailable", error=error)
+        if not await self._consumer.refresh() or self.failure is not None:
             return False
-        except SourceError as error:
-            self._missing += 1
-            if self._missing >= CERTAIN:  # a cluster that has just lost its leader may say so once, and be wrong
-                self.fail(error)
-            return False
-        self._missing = 0
+        self._known = asked
+        self._others = max(0, self.state.unacked - self._unacked())
+        self._deliveries.unacked_elsewhere(self._others)
         if not any(lane.active for lane in self._lanes):
             self._answered = self._loop.time()
         return True
+
+    async def _floor_again(self) -> int | None:
+        """The ack floor, from an answer about the consumer that was asked for now; None once nothing can come."""
+        return self.state.ack_floor if await self._found(again=True) else None
 
     @property
     def unacked_limit(self) -> int:
         """How many messages this replica may hold: the consumer's limit less what other replicas hold."""
         return max(1, self.state.max_ack_pending - self._others)
 
-    async def ack(self, replies: pa.BinaryArray) -> bool:
-        """Acknowledge stored messages in bulk, the last one confirmed by the server; whether it was.
+    async def ack(self, replies: pa.BinaryArray) -> AckResult:
+        """Acknowledge stored messages in bulk, the last one confirmed by the server.
 
-        Acks on one connection are processed in order, so the last one's confirmation stands for all. The consumer is
-        asked for before, until it answers: nobody would take the acks. And were it another one, of a stream that was
-        created again, the same sequences would be other messages.
+        The consumer is asked for before, until it answers: nobody would take the acks. And were it another one, of a
+        stream that was created again, the same sequences would be other messages.
         """
-        while not self.connected or not (self._is_known() or await self.refresh()):
-            if self.failure is not None:
-                return False
+        if not await self._found():
+            return AckResult.REFUSED
+        result = await acks.acknowledge(self._client, replies, lambda: self.reconnects)
+        if result is not AckResult.CONFIRMED:
+            self._known = NEVER
+        return result
+
+    async def _found(self, *, again: bool = False) -> bool:
+        """Wait until the consumer is found, or was a moment ago and not `again`; False once nothing more can come."""
+        while self.failure is None:
+            if self.connected and ((not again and self._is_known()) or await self.refresh()):
+                return True
             await asyncio.sleep(PAUSE / 5)
-        reconnects = self.reconnects
-        await self._send(replies[:-1], b"+ACK")
-        try:
-            await self._client.ask(replies[-1].as_py().decode(), b"+ACK", CONFIRM_TIMEOUT)
-        except DeniedError:
-            return False  # and `_errored` has ended the capture
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            event(log, logging.WARNING, "ack.unconfirmed", messages=len(replies), error=error)
-            return False
-        return reconnects == self.reconnects
+        return False
 
     def _is_known(self) -> bool:
         """Whether the consumer was there a moment ago, and the server has not said since that it is gone."""
@@ -449,14 +495,8 @@ class Source:
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Tell the server that these messages are still being worked on."""
-        await self._send(replies, b"+WPI")
+        await acks.publish(self._client, replies, b"+WPI")
 
     async def give_back(self, replies: pa.BinaryArray) -> None:
         """Have these messages delivered again, to whoever pulls next."""
-        await self._send(replies, b"-NAK")
-
-    async def _send(self, replies: pa.BinaryArray, body: bytes) -> None:
-        """Publish a four-byte body to every ack subject."""
-        if len(replies) and self._client.is_connected:
-            commands = pc.binary_join_element_wise(b"PUB ", replies, b" 4\r\n" + body + b"\r\n", b"")
-            await self._client.write(contents(commands))
+        await acks.publish(self._client, replies, b"-NAK")

@@ -16,6 +16,9 @@ class Reaction(Enum):
     """The pull is over as pulls are; ask again at once."""
     PULL_LATER = auto()
     """The pull is over and asking at once would not help; ask again after a pause."""
+    TOO_LARGE = auto()
+    """The pull is over because the next message is larger than what is left of its bytes; if it brought nothing, ask
+    for more."""
     ADAPT = auto()
     """The pull asked for more than the consumer allows; read its limits and ask for less."""
     FATAL = auto()
@@ -32,7 +35,7 @@ class Status:
 
 
 _CONFLICTS = (
-    ("message size exceeds maxbytes", Reaction.PULL_AGAIN),
+    ("message size exceeds maxbytes", Reaction.TOO_LARGE),
     ("batch completed", Reaction.PULL_AGAIN),
     ("server shutdown", Reaction.PULL_LATER),
     ("leadership change", Reaction.PULL_LATER),

@@ -183,10 +183,15 @@ async def _seal_by_age(capture: Capture) -> None:
 
 
 async def _keep_alive(capture: Capture) -> None:
+    loop = asyncio.get_running_loop()
+    last = loop.time()
     while True:
-        await asyncio.sleep(capture.source.state.ack_wait / KEEP_ALIVE_PER_WAIT)
-        replies = held_replies(capture)
-        await capture.source.keep_alive(replies)
+        due = last + capture.source.state.ack_wait / KEEP_ALIVE_PER_WAIT  # somebody may shorten it at any time
+        if loop.time() < due:
+            await asyncio.sleep(min(due - loop.time(), POLL / 2))
+            continue
+        last = loop.time()
+        await capture.source.keep_alive(held_replies(capture))
 
 
 async def _watch(capture: Capture) -> None:

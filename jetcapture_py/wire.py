@@ -62,6 +62,11 @@ class Connection(Client):
         """No more messages of subscription `sid` are expected."""
         self.inboxes.pop(sid, None)
 
+    @property
+    def server_id(self) -> str:
+        """Identifies a server from its start to its end; that of the last one while disconnected."""
+        return str(self._server_info.get("server_id", ""))
+
     def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
         """Call these from now on; what befell the first attempts to connect was the caller's own to see."""
         self._disconnected_cb, self._reconnected_cb = disconnected, reconnected

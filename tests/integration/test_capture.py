@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 from nats.aio.subscription import Subscription
 
-from jetcapture_py import layout, upkeep
+from jetcapture_py import acks, layout, upkeep
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.capture import Capture
 from jetcapture_py.errors import ConfigError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.received import Inbox
 from jetcapture_py.store import LocalStore
-from jetcapture_py.wire import FrameParser
+from jetcapture_py.wire import Connection, FrameParser
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -415,7 +415,7 @@ def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Sta
 def test_acks_that_the_server_does_not_confirm_are_sent_again(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.source.CONFIRM_TIMEOUT", 0.3)
+    monkeypatch.setattr("jetcapture_py.acks.CONFIRM_TIMEOUT", 0.3)
 
     async def scenario() -> None:
         server = nats_server()
@@ -424,16 +424,16 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
         paused = []
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
         async with running(settings) as capture:
-            send = capture.source._send
+            send = acks.publish
 
-            async def pause(replies: Sequence[bytes], body: bytes) -> None:
+            async def pause(connection: Connection, replies: pa.BinaryArray, body: bytes) -> None:
                 if body == b"+ACK" and not paused:  # on a slow machine there may be more than one block
                     paused.append(True)
                     os.kill(server.pid, signal.SIGSTOP)
                     await until(lambda: stands_still(server.pid), "every thread of the server stands still")
-                await send(replies, body)
+                await send(connection, replies, body)
 
-            monkeypatch.setattr(capture.source, "_send", pause)
+            monkeypatch.setattr(acks, "publish", pause)
             await until(lambda: capture.stats.unconfirmed_acks >= 1, "the server did not answer")
             assert capture.stats.acked == 0
             os.kill(server.pid, signal.SIGCONT)

@@ -12,7 +12,7 @@ EXPECTED = [
     ("404 No Messages", Reaction.PULL_AGAIN),
     ("408 Request Timeout", Reaction.PULL_AGAIN),
     ("408 Interest Expired", Reaction.PULL_AGAIN),
-    ("409 Message Size Exceeds MaxBytes", Reaction.PULL_AGAIN),
+    ("409 Message Size Exceeds MaxBytes", Reaction.TOO_LARGE),
     ("409 Batch Completed", Reaction.PULL_AGAIN),
     ("409 Server Shutdown", Reaction.PULL_LATER),
     ("409 Leadership Change", Reaction.PULL_LATER),

@@ -1,0 +1,14 @@
+"""How long to wait between attempts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+
+def delays(first: float, longest: float) -> Iterator[float]:
+    """Seconds to wait after each failed attempt: doubling from `first` to `longest`, with jitter; without end."""
+    delay = first
+    while True:
+        yield delay * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret
+        delay = min(delay * 2, longest)
