@@ -51,15 +51,16 @@ class Deliveries:
         """Deliveries that did not come here; constant while all of them do."""
         nobody_else = state.unacked == 0 and state.waiting_pulls == 0
         self._alone_since: float | None = float("-inf") if nobody_else else None
-        self._last_reply = b""
+        self._last_reply = f"$JS.ACK.{stream}.{consumer}.1.0.0.0.0".encode()  # which servers take in any case
         self._last_delivery, self._last_seq = state.deliveries, state.delivered
+        self._accounted = 0  # deliveries up to this number are accounted for
         self._lost: list[tuple[int, int]] = []  # ranges of sequences, both ends included
         self._elsewhere: deque[int] = deque([state.unacked], _SAMPLES)
 
     def received(self, total: int, reply: bytes, now: float) -> None:
         """`total` messages were received since the start; `reply` is the ack subject of the last one."""
         found = position(reply, self._stream, self._consumer)
-        if found is None:
+        if found is None or found.delivery <= self._accounted:
             return
         self._last_reply, self._last_delivery = reply, found.delivery
         self._last_seq = max(self._last_seq, found.seq)
@@ -78,16 +79,16 @@ class Deliveries:
         held_seqs = np.unique(positions(self._stream, self._consumer, held)[0])
         first, last = self._last_seq + 1, state.delivered
         self._offset += sent
-        self._last_delivery, self._last_seq = state.deliveries, max(self._last_seq, last)
+        self._last_delivery = self._accounted = state.deliveries
+        self._last_seq = max(self._last_seq, last)
         if not alone or sent < 0 or state.waiting_pulls:  # a killed server has forgotten some, or others pull as well
             self._alone_since = now
+            self._lost.clear()
             elsewhere = state.unacked - len(held_seqs) - min(self._elsewhere)
             return Lost(messages=max(0, min(sent, elsewhere)), replies=_NO_REPLIES)
         if sent:
             self._lost.append((first, last))
-        seqs = self._sequences(state.ack_floor)
-        if not sent or not self._last_reply or not len(seqs):
-            return Lost(messages=sent, replies=_NO_REPLIES)
+        seqs = self._sequences(state.ack_floor)  # also those lost before: giving them back may have failed
         missing = seqs[~np.isin(seqs, held_seqs)]
         return Lost(messages=sent, replies=subjects_like(self._last_reply, missing, state.deliveries))
 

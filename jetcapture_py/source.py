@@ -61,8 +61,6 @@ DROPPED = (
     "the server probably dropped this client as a slow consumer: nothing was read for its write_deadline, or more than "
     "its max_pending was waiting"
 )
-STOCK_TIMEOUT = 10.0
-"""Seconds to wait for what the consumer says after a reconnect, before pulling all the same."""
 
 
 class Source:
@@ -356,12 +354,16 @@ class Source:
                     event(log, logging.WARNING, "pull.silent", seconds=round(now - lane.heard, 1))
                     lane.active = False
             for lane in self._lanes[: self.state.max_waiting or LANES]:  # the server is silent about those beyond
-                if not (lane.active or self._stopping) and now >= lane.not_before and self._client.is_connected:
+                if not (lane.active or self._stopping) and now >= lane.not_before and self._may_pull:
                     await self._issue(lane, now)
             try:
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
             except TimeoutError:
                 continue
+
+    @property
+    def _may_pull(self) -> bool:
+        return self._client.is_connected and not self._stock_due
 
     def nudge(self) -> None:
         """Memory has been freed: there may be credit again."""
@@ -418,15 +420,15 @@ class Source:
 
         Otherwise that would come back only after `ack_wait`. Nothing is given back that is held here.
         """
-        self._stock_due = False
-        deadline = self._loop.time() + STOCK_TIMEOUT
-        while not await self.refresh():
-            if self._stopping or not self._client.is_connected or self._loop.time() >= deadline:
+        while not await self.refresh():  # whoever leads the consumer answers this and pulls alike
+            if self._stopping or not self._client.is_connected:
                 return
             await asyncio.sleep(PAUSE)
+        self._stock_due = False
         if self.waiting:
             self._deliveries.received(self.fetched, self._inbox.rows.last_reply(), self._loop.time())
         lost = self._deliveries.after_reconnect(self.state, self._replies(), self._loop.time())
+        await self.give_back(lost.replies)
         if not lost.messages:
             return
         self.lost += lost.messages
@@ -441,7 +443,6 @@ class Source:
             in_flight_limit=self.in_flight_limit,
             reason=DROPPED if much and self._client.server_id == self._last_server else "the connection was lost",
         )
-        await self.give_back(lost.replies)
 
     # ------------------------------------------------------------------ the consumer
 

@@ -13,6 +13,8 @@ from jetcapture_py.publish import Publisher
 from tests.support.nats_server import NatsServer, binary, older_servers
 from tests.support.running import STREAM, config, connection, consumer, rows, running, until
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nats-py's, of connections that break
+
 SERVERS = [pytest.param(command, id=version) for version, command in older_servers()]
 
 
