@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
@@ -53,7 +54,8 @@ async def acknowledge(connection: Connection, replies: pa.BinaryArray, reconnect
 
 
 async def publish(connection: Connection, replies: pa.BinaryArray, body: bytes) -> None:
-    """Publish a four-byte body to every ack subject."""
+    """Publish a four-byte body to every ack subject; nothing happens where the connection is broken."""
     if len(replies) and connection.is_connected:
         commands = pc.binary_join_element_wise(b"PUB ", replies, b" 4\r\n" + body + b"\r\n", b"")
-        await connection.write(contents(commands))
+        with contextlib.suppress(OSError):
+            await connection.write(contents(commands))

@@ -216,6 +216,9 @@ class Source:
             self.halt()
 
     async def _disconnected(self) -> None:
+        self._stock_due = True
+        for lane in self._lanes:
+            lane.active, lane.not_before = False, 0.0  # pulls die with their connection
         self._last_server = self._client.server_id
         if not self._closing:
             event(log, logging.WARNING, "nats.disconnected")
@@ -223,9 +226,6 @@ class Source:
     async def _reconnected(self) -> None:
         self.reconnects += 1
         event(log, logging.INFO, "nats.reconnected")
-        for lane in self._lanes:
-            lane.active, lane.not_before = False, 0.0  # pulls die with their connection
-        self._stock_due = True
         self._wake.set()
 
     async def _closed(self) -> None:
