@@ -7,6 +7,7 @@ place that acks, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -96,6 +97,7 @@ class Capture:
         self.on_stored = on_stored
         self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
+        self._decoding_since: float | None = None
         self.encoding = Gate(limits.memory // 8)
         self.resident = Resident(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
@@ -118,6 +120,11 @@ class Capture:
     def unacked(self) -> int:
         """Messages received and not acknowledged."""
         return self.source.waiting + len(self.preparing) + self.blocks.unacked
+
+    def decoding_for(self) -> float:
+        """Seconds that the present batch has been in the decoder and the key function; 0 without one."""
+        since = self._decoding_since  # read once: other threads ask
+        return 0.0 if since is None else time.monotonic() - since
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
@@ -155,7 +162,9 @@ class Capture:
         while (received := await self.source.receive()) is not None:
             self.preparing = received
             self.preparing = received = await self.source.payloads.only_whole(received)
+            self._decoding_since = time.monotonic()
             prepared = await self._in(self._decoding, self.prepare, received)
+            self._decoding_since = None
             for seq, timestamp in prepared.span:
                 self.observer.saw(seq, timestamp)
             now = asyncio.get_running_loop().time()

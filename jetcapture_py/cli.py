@@ -61,17 +61,24 @@ def run(
     ] = False,
 ) -> None:
     """Capture until SIGTERM, SIGINT or SIGHUP, which drain; a second SIGTERM or SIGINT stops at once."""
-    from jetcapture_py import lean
+    from jetcapture_py import http_server
 
-    lean.with_the_systems_allocator()
-    from jetcapture_py import log, quick
-    from jetcapture_py.config import load
+    server = http_server.start_early(config)  # the imports take seconds on a busy machine
+    try:
+        from jetcapture_py import lean
 
-    settings = load(config)
-    with quick.imports(settings):
-        from jetcapture_py import daemon
-    log.setup(settings.log.format, settings.log.level)
-    raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up))
+        lean.with_the_systems_allocator()
+        from jetcapture_py import log, quick
+        from jetcapture_py.config import load
+
+        settings = load(config)
+        with quick.imports(settings):
+            from jetcapture_py import daemon
+        log.setup(settings.log.format, settings.log.level)
+        raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up, server=server))
+    finally:
+        if server is not None:
+            server.stop()
 
 
 @app.command()

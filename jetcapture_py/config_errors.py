@@ -15,10 +15,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jetcapture_py.units import Expanded, escaped, kind, quoted
+from jetcapture_py.units import Expanded, dotted, escaped, kind, quoted
 
 _CLOSE = 0.75
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SAME_MEANING = {
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
@@ -37,19 +36,6 @@ def wrong(setting: str, reason: str) -> PydanticCustomError:
 def problems(error: ValidationError, model: type[BaseModel]) -> tuple[str, ...]:
     """One line for each thing that is wrong, in the order of the settings."""
     return tuple(_line(detail, model) for detail in error.errors() if detail["type"] != "default_factory_not_called")
-
-
-def dotted(path: Iterable[int | str]) -> str:
-    """A setting's path as messages show it: `nats.servers[0]`, `decode.columns["a b"]`."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif _PLAIN_NAME.fullmatch(part):
-            text += f".{part}"
-        else:
-            text += f"[{quoted(part)}]"
-    return text.removeprefix(".")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -23,10 +23,9 @@ from typing import Any
 
 import yaml
 
-from jetcapture_py.config_errors import dotted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import is_text
-from jetcapture_py.units import Expanded, escaped
+from jetcapture_py.units import Expanded, dotted, escaped
 
 MOST_VALUES = 100_000
 """Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""

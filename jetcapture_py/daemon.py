@@ -14,6 +14,7 @@ from jetcapture_py import lean
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.http_server import HttpServer
 from jetcapture_py.log import event
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import LONGEST_LOGGED, one_line
@@ -23,8 +24,8 @@ log = logging.getLogger("jetcapture")
 DRAINED, FAILED = 0, 1
 
 
-def run(config: Config, *, until_caught_up: bool = False) -> int:
-    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; the exit code.
+def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | None = None) -> int:
+    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; the exit code. `server` listens for probes already.
 
     A second SIGTERM or SIGINT ends the process at once.
 
@@ -35,7 +36,7 @@ def run(config: Config, *, until_caught_up: bool = False) -> int:
     if not (is_reference(config.decode.format) or is_reference(config.key)):  # code of the user's own may need it
         lean.without_pandas()
     try:
-        asyncio.run(_run(config, until_caught_up=until_caught_up))
+        asyncio.run(_run(config, server, until_caught_up=until_caught_up))
     except ConfigError:
         raise
     except BaseExceptionGroup as group:
@@ -45,7 +46,7 @@ def run(config: Config, *, until_caught_up: bool = False) -> int:
     return DRAINED
 
 
-async def _run(config: Config, *, until_caught_up: bool) -> None:
+async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bool) -> None:
     capture = Capture(config)
     stop = asyncio.Event()
 
@@ -66,13 +67,13 @@ async def _run(config: Config, *, until_caught_up: bool) -> None:
             continue  # nohup: it is to outlive its terminal
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
-    with _http(capture):
+    with _http(capture, server):
         await capture.run(stop, until_caught_up=until_caught_up)
     event(log, logging.INFO, "capture.stopped", **capture.stats.fields())
 
 
 @contextlib.contextmanager
-def _http(capture: Capture) -> Iterator[None]:
+def _http(capture: Capture, server: HttpServer | None) -> Iterator[None]:
     """Metrics and probes while the capture runs.
 
     Where nobody asked for them, a port that is taken is no reason to fail: replicas may share a machine.
@@ -83,7 +84,7 @@ def _http(capture: Capture) -> Iterator[None]:
             from jetcapture_py.http import serve
 
             try:
-                stack.enter_context(serve(capture, config.listen))
+                stack.enter_context(serve(capture, config.listen, server))
             except JetcaptureError as error:
                 if "http" in capture.config.model_fields_set:
                     raise

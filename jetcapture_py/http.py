@@ -1,12 +1,12 @@
 """What can be asked of the running process: metrics, liveness, readiness, and a page for people.
 
     /metrics   for Prometheus
-    /livez     200 while the event loop runs; otherwise 503, or nothing at all: restart the process
-    /readyz    200 when connected, consuming and storing; otherwise 503, with a line for each that is not so
+    /livez     200 unless only a restart can help: the event loop or the decoder is stuck
+    /readyz    200 when connected, consuming, decoding and storing; otherwise 503, with a line for each that is not so
     /          the same for people, as a page without scripts
 
-Requests are read in threads of their own, so that no slow client is in the pipeline's way; answers are made in its
-event loop, so that they are consistent.
+The probes are answered in the server's own thread from what the capture notes as it goes along, so they do not wait for
+its event loop; metrics and page are made in that event loop, so that they are consistent.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from html import escape
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.health import health
+from jetcapture_py.health import health, stuck
+from jetcapture_py.http_server import MOST_CLIENTS, PLAIN, Answer, HttpServer, Starting
 from jetcapture_py.log import event
 from jetcapture_py.metrics import CONTENT_TYPE, Metrics
 
@@ -36,139 +32,106 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetcapture.http")
 
 PATIENCE = 5.0
-"""Seconds that the event loop may take for an answer."""
-SLOWEST_CLIENT = 10.0
-MOST_CLIENTS = 32
-PLAIN, HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
-
-
-class Answer(NamedTuple):
-    """What is sent back."""
-
-    status: HTTPStatus
-    type: str
-    body: bytes
+"""Seconds that the event loop may take for an answer, and for its first turn."""
+STUCK = 30.0
+"""Seconds without a turn of the event loop after which it counts as stuck."""
+BEAT = 0.25
+"""Seconds between the moments at which the event loop notes that it runs."""
+HTML = "text/html; charset=utf-8"
+_NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n")
 
 
 @contextlib.contextmanager
-def serve(capture: Capture, listen: str) -> Iterator[int]:
+def serve(capture: Capture, listen: str, server: HttpServer | None = None) -> Iterator[int]:
     """Answer on `listen`, `address:port`, inside the block; gives the port. Call it in the capture's event loop.
 
-    Raises JetcaptureError when nothing can listen there.
+    `server` is one that listens there already. Raises JetcaptureError when nothing can listen there.
     """
-    loop = asyncio.get_running_loop()
+    server = server or HttpServer(listen, Starting(), most_clients=MOST_CLIENTS)
     pages = _Pages(capture)
-
-    class Handler(_Handler):
-        def answer(self, path: str) -> Answer:
-            async def made() -> Answer:
-                return pages.answer(path)
-
-            waiting: Future[Answer] = asyncio.run_coroutine_threadsafe(made(), loop)
-            return waiting.result(PATIENCE)
-
-    server = _Server(_listening(listen), Handler)
-    port = int(server.socket.getsockname()[1])
-    thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
-    thread.start()
-    event(log, logging.INFO, "http.listening", listen=listen, port=port)
+    server.application = pages
+    event(log, logging.INFO, "http.listening", listen=listen, port=server.port)
     try:
-        yield port
+        yield server.port
     finally:
-        threading.Thread(target=server.shutdown, daemon=True).start()  # it waits for answers that this loop has to make
-        server.socket.close()
-
-
-def _listening(listen: str) -> socket.socket:
-    parts = urlsplit(f"//{listen}")
-    host, port = parts.hostname or "", parts.port or 0
-    both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=32)
-    except OSError as error:
-        raise JetcaptureError(f"http.listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
-
-
-class _Server(ThreadingHTTPServer):
-    """Takes a socket that listens already."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, listening: socket.socket, handler: type[_Handler]) -> None:
-        super().__init__(listening.getsockname()[:2], handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listening
-        self._free = threading.BoundedSemaphore(MOST_CLIENTS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a client on, in a thread; turn it away when there are too many."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a client to its end."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Leave clients alone that went away."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "jetcapture", ""
-    timeout = SLOWEST_CLIENT
-
-    def answer(self, path: str) -> Answer:
-        """What is to be sent. In a thread of this request's own."""
-        raise NotImplementedError
-
-    def do_GET(self) -> None:
-        """Answer one request."""
-        try:
-            status, kind, body = self.answer(urlsplit(self.path).path)
-        except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
-            status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n"
-        self.send_response(status)
-        for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store")):
-            self.send_header(name, value)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's signature
-        """Requests are not logged."""
+        pages.stop()
+        server.stop()
 
 
 class _Pages:
-    """The answers; to be asked in the capture's event loop."""
+    """The answers of one capture. Make and stop it in the capture's event loop."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._metrics = Metrics(capture)
+        self._loop = asyncio.get_running_loop()
+        self._beaten = time.monotonic()
+        self._running: Future[None] = Future()
+        self._next: asyncio.Handle = self._loop.call_soon(self._beat)
+        self._being_made: dict[str, asyncio.Future[Answer]] = {}
 
-    def answer(self, path: str) -> Answer:
+    def stop(self) -> None:
+        """Note no more that the event loop runs."""
+        self._next.cancel()
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        if not self._running.done():
+            self._running.set_result(None)
+        self._next = self._loop.call_later(BEAT, self._beat)
+
+    def _late(self) -> float:
+        """Seconds since the event loop was last known to run."""
+        return time.monotonic() - self._beaten
+
+    # ------------------------------------------------------------------ in the server's thread
+
+    async def answer(self, path: str) -> Answer:
+        """See `http_server.Application`."""
         if path == "/livez":
-            return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
+            return await self._livez()
         if path == "/readyz":
-            trouble = health(self._capture).trouble
-            status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-            return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or ("ready",)).encode())
+            return self._readyz()
+        if path in ("/metrics", "/"):
+            return await self._from_capture(path)
+        return Answer(HTTPStatus.NOT_FOUND, PLAIN, b"there are /, /metrics, /livez and /readyz\n")
+
+    async def _livez(self) -> Answer:
+        if not self._running.done():
+            await asyncio.wait((asyncio.wrap_future(self._running),), timeout=PATIENCE)
+        if not self._running.done() or self._late() > STUCK:
+            return _NO_ANSWER
+        if reason := stuck(self._capture):
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, f"{reason}\n".encode())
+        return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
+
+    def _readyz(self) -> Answer:
+        trouble = [*health(self._capture).trouble]
+        if (late := self._late()) > PATIENCE:
+            trouble.append(f"running: the event loop has not run for {late:.0f} s")
+        status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
+        return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or ("ready",)).encode())
+
+    async def _from_capture(self, path: str) -> Answer:
+        """An answer that the capture's event loop makes, once for all who ask for it at the same time."""
+        making = self._being_made.get(path)
+        if making is None or making.done():
+            work = self._make(path)
+            try:
+                made = asyncio.run_coroutine_threadsafe(work, self._loop)
+            except RuntimeError:  # the event loop is closed
+                work.close()
+                return _NO_ANSWER
+            making = self._being_made[path] = asyncio.wrap_future(made)
+        done, _ = await asyncio.wait((making,), timeout=PATIENCE)
+        return making.result() if done and not making.cancelled() else _NO_ANSWER
+
+    # ------------------------------------------------------------------ in the capture's event loop
+
+    async def _make(self, path: str) -> Answer:
         if path == "/metrics":
             return Answer(HTTPStatus.OK, CONTENT_TYPE, self._metrics.text())
-        if path == "/":
-            return Answer(HTTPStatus.OK, HTML, self._page().encode())
-        return Answer(HTTPStatus.NOT_FOUND, PLAIN, b"there are /, /metrics, /livez and /readyz\n")
+        return Answer(HTTPStatus.OK, HTML, self._page().encode())
 
     def _page(self) -> str:
         source = self._capture.config.source

@@ -100,7 +100,7 @@ class Metrics(Collector):
     def _now(self) -> Iterator[Metric]:
         capture, blocks = self._capture, self._capture.blocks
         state = health(capture)
-        yield _gauge("ready", "1 when connected, consuming and storing", state.ready)
+        yield _gauge("ready", "1 when connected, consuming, decoding and storing", state.ready)
         yield _gauge("connected", "1 when connected to NATS", state.connected)
         yield _gauge("consuming", "1 when the server serves the pulls", state.consuming)
         yield _gauge("storing", "1 unless the store fails or hangs", state.storing)
@@ -109,6 +109,8 @@ class Metrics(Collector):
         yield _gauge("open_block_bytes", "Bytes in them", blocks.bytes)
         age = blocks.oldest_age(asyncio.get_running_loop().time())
         yield _gauge("oldest_open_block_seconds", "Age of the oldest of them, 0 without any", age)
+        seconds = capture.decoding_for()
+        yield _gauge("decoding_seconds", "Age of the batch in the decoder and key function, 0 without one", seconds)
         yield _gauge("blocks_waiting", "Sealed blocks that wait for a turn to be stored", capture.sealed.qsize())
         held = capture.memory + capture.source.waiting_bytes
         yield _gauge("buffered_bytes", "Bytes held of messages that are not stored yet", held)

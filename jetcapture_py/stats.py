@@ -73,9 +73,9 @@ class Storing:
 
     def trouble(self, now: float) -> str | None:
         """Why objects are not being stored just now, in one line; None when they are, or none are there."""
-        for error in self._failing.values():
+        for error in tuple(self._failing.values()):  # copied at once: other threads may ask
             return error
-        waited = now - min(self._asked.values(), default=now)
+        waited = now - min(tuple(self._asked.values()), default=now)
         return f"the store has not answered for {waited:.0f} s" if waited > SLOW else None
 
 

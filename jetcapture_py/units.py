@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Self
 
@@ -46,6 +47,7 @@ _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
 _AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
 _LONGEST_SHOWN = 80
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Expanded(str):
@@ -132,6 +134,19 @@ def quoted(value: object) -> str:
     if isinstance(value, float):
         return str(value)
     return kind(value)
+
+
+def dotted(path: Iterable[int | str]) -> str:
+    """A setting's path as messages show it: `nats.servers[0]`, `decode.columns["a b"]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _PLAIN_NAME.fullmatch(part):
+            text += f".{part}"
+        else:
+            text += f"[{quoted(part)}]"
+    return text.removeprefix(".")
 
 
 def kind(value: object) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from jetcapture_py import watermark
+from jetcapture_py import health, watermark
 from jetcapture_py.errors import StoreError
 from jetcapture_py.log import event
 from jetcapture_py.store import LocalStore, NoteStore, change_note
@@ -42,7 +42,7 @@ LAST_MARK = 5.0
 
 def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture, each to run until it is cancelled."""
-    work = [_seal_by_age(capture), _keep_alive(capture), _watch(capture), _mark(capture)]
+    work = [_seal_by_age(capture), _keep_alive(capture), _watch(capture), _watch_decoder(capture), _mark(capture)]
     return [*work, _catch_up(capture, stop)] if until_caught_up else work
 
 
@@ -205,6 +205,17 @@ async def _watch(capture: Capture) -> None:
         if loop.time() - last >= (POLL / 5 if stalled else POLL if held else POLL * 5):
             await source.refresh()
             last = loop.time()
+
+
+async def _watch_decoder(capture: Capture) -> None:
+    """Log once for each batch that the decoder or the key function does not return in time."""
+    logged = None
+    while True:
+        await asyncio.sleep(POLL)
+        batch, seconds = capture.preparing, capture.decoding_for()
+        if seconds > health.DECODER_SLOW and batch is not logged:
+            event(log, logging.WARNING, "decoder.slow", messages=len(batch), seconds=round(seconds))
+            logged = batch
 
 
 async def _mark(capture: Capture) -> None:
