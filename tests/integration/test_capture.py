@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from jetcapture_py import acks, layout, upkeep
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.capture import Capture
-from jetcapture_py.errors import ConfigError, PermanentStoreError, SourceError, StoreError
+from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.received import Inbox
 from jetcapture_py.store import LocalStore
@@ -330,6 +330,36 @@ def test_a_drain_unsubscribes_once_every_pull_has_ended(
         assert len(rows(tmp_path / "archive")) == state.delivered.stream_seq == capture.source.fetched
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_them(
+    nats_server: Start, tmp_path: Path, taken: int
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(10))
+        async with connection(server.url) as client:
+            subscription = await client.jetstream().pull_subscribe("orders.>", CONSUMER, STREAM)
+            if taken:
+                await subscription.fetch(taken)
+
+            async def forget_what_the_server_said(*_: Any) -> None:
+                capture._unconfirmed = True
+
+            async with running(
+                config(server.url, tmp_path / "archive"), on_stored=forget_what_the_server_said
+            ) as capture:
+                await until(lambda: capture.stats.received == 10 - taken, "the rest is received")
+
+    if taken:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            asyncio.run(scenario())
+        (error,) = leaves(caught.value)
+        assert isinstance(error, DrainError)
+        assert str(error).startswith("drain: acknowledgements were not confirmed")
+    else:
+        asyncio.run(scenario())
 
 
 @on_both_receive_paths
