@@ -259,8 +259,9 @@ class Capture:
                     self.progress.clear()
                     await self.progress.wait()
         except TimeoutError:
+            late = f"{self.unacked} messages were not stored and acknowledged in time, and are given back"
             raise DrainError(
-                f"drain_timeout: {self.unacked} messages were not stored and acknowledged in time, and are given back"
+                f"drain_timeout: {late if self.unacked else 'the server did not answer in time'}"
             ) from None
         await upkeep.last_mark(self)
         if self.source.failure is None and (self._unconfirmed or not ended) and not await self._none_unacked():

@@ -3,7 +3,7 @@
     JetcaptureError
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
     ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
-    ├── DrainError          the drain's deadline passed: exit 1; the messages are delivered again
+    ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): say so at once
 

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -79,24 +80,21 @@ class HttpServer:
         self._socket = _listening(listen)
         self.port = int(self._socket.getsockname()[1])
         self._clients: dict[_Client, None] = {}  # oldest first
-        self._running = threading.Event()
+        self._end: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Close all connections and stop listening. May be called again."""
-        self._running.wait()
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+        if not self._end.done():
+            self._end.set_result(None)
+        self._thread.join()
 
     async def _serve(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self._running.set()
         server = await asyncio.start_server(
             self._connected, sock=self._socket, backlog=BACKLOG, limit=MOST_REQUEST_BYTES
         )
-        await self._stopping.wait()
+        await asyncio.wrap_future(self._end)
         server.close()
         for client in self._clients:
             client.drop()
@@ -130,11 +128,12 @@ class HttpServer:
         client.busy = True
         request, *headers = head[:-4].split(b"\r\n")
         method, target, version = request.split(b" ")
+        path = urlsplit(target.decode("latin-1")).path
         if not version.startswith(b"HTTP/1."):
             return False
         async with asyncio.timeout(SLOWEST_CLIENT):
             if method in _METHODS:
-                answer = await self._answer(target)
+                answer = await self._answer(path)
             else:
                 answer = Answer(HTTPStatus.NOT_IMPLEMENTED, PLAIN, b"only GET and HEAD\n")
             goes_on = method in _METHODS and version == b"HTTP/1.1" and not any(map(_ends, headers))
@@ -142,9 +141,9 @@ class HttpServer:
             await client.writer.drain()
         return goes_on
 
-    async def _answer(self, target: bytes) -> Answer:
+    async def _answer(self, path: str) -> Answer:
         try:
-            return await self.application.answer(urlsplit(target.decode("latin-1")).path)
+            return await self.application.answer(path)
         except Exception as error:
             event(log, logging.ERROR, "http.failed", error=error)
             return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, PLAIN, b"internal error\n")

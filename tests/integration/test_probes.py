@@ -99,13 +99,21 @@ def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     "request_",
-    [b"GET /livez\r\n\r\n", b"\r\n\r\n", b"GET /livez SMTP/1.0\r\n\r\n", b"GET /" + b"x" * 100_000, bytes(100_000)],
+    [
+        b"GET /livez\r\n\r\n",
+        b"\r\n\r\n",
+        b"GET /livez SMTP/1.0\r\n\r\n",
+        b"GET //[ HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 100_000,
+        bytes(100_000),
+    ],
 )
-def test_what_is_no_request_is_not_answered(request_: bytes) -> None:
+def test_what_is_no_request_is_not_answered(request_: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with served() as server, connections(server.port, 1) as (client,):
         with contextlib.suppress(BrokenPipeError):
             assert exchanged(client, request_) == b""
         assert get(server.port, "/livez") == (200, "alive\n")
+    assert not caplog.records
 
 
 def test_a_connection_serves_several_requests_and_closes_when_it_is_asked_to() -> None:
