@@ -20,10 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from jetcapture_py.errors import StoreError
+from jetcapture_py.layout import MARKER
 from jetcapture_py.local_files import make_directory, sync_directory, write_durably
-
-MARKER = ".jetcapture=archive"
-"""With a character that no key has in a directory's name: with `{key}` in the URL, the keys' roots lie beside it."""
 
 LOCK_TIMEOUT = 5.0
 """Seconds to wait for a lock: a process that is stopped may keep it."""

@@ -105,10 +105,13 @@ def verify(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail for foreign files, and for gaps that cannot be proven, too.")
+        bool,
+        typer.Option(
+            "--strict", help="Fail also for gaps, foreign files, objects without checksums, and a damaged watermark."
+        ),
     ] = False,
 ) -> None:
-    """Prove that everything acknowledged is in the archive; exit code 1 if it is not."""
+    """Prove that everything acknowledged is in the archive, and nothing is read twice; exit code 1 if it is not."""
     from jetcapture_py import lean, log, quick
     from jetcapture_py.config import load
 

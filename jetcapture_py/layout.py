@@ -20,6 +20,9 @@ FORMAT = "1"
 SUFFIX = ".parquet"
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 QUARANTINE = "_quarantine"
+MARKER = ".jetcapture=archive"
+"""In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
+URL the keys' roots lie beside it."""
 MAX_KEY_BYTES = 240
 """Longest escaped key in bytes: `key=` and the key make one directory name, and file systems allow 255 bytes."""
 

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py import layout
-from jetcapture_py.archive_root import MARKER
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.outages import free_port, readiness
@@ -110,7 +109,7 @@ def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored
 
             await until(ready, "it is ready again", timeout=60)
         assert stored(volume.real) == Counter(range(1, 6 * COUNT + 1))
-        assert (volume.real / MARKER).exists()
+        assert (volume.real / layout.MARKER).exists()
 
     asyncio.run(scenario())
 

@@ -21,11 +21,10 @@ import pytest
 import yaml
 
 from jetcapture_py import layout
-from jetcapture_py.archive_root import MARKER
 from jetcapture_py.config import parse
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.http import serve
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.layout import MARKER, ObjectName
 from spark_jobs.query import table
 from tests.support.nats_server import NatsServer
 from tests.support.running import (

@@ -153,6 +153,14 @@ def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: 
     assert "has no watermark of stream ORDERS" in capsys.readouterr().err
 
 
+def test_complete_only_with_a_watermark_from_the_future_is_an_error(
+    orders: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark(orders, 75 * 365 * 86_400)
+    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
+    assert "which is in the future: a server's clock was wrong" in capsys.readouterr().err
+
+
 def test_the_captures_configuration_says_where_the_archive_is(
     orders: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
