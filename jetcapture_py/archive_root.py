@@ -98,7 +98,7 @@ class ArchiveRoot:
         seen = (*_identity(found), found.st_ctime_ns)
         if seen != self._seen:  # mounted again, restored, or another archive
             if _read_marker(handle, self.path) != self._id:
-                raise self._lost(f"its {MARKER} is another one")
+                raise OSError(errno.ENXIO, f"{self.path} is another archive than before; restart to use it")
             self._seen = seen
 
     def _lost(self, reason: str) -> OSError:

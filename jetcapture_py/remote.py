@@ -46,12 +46,12 @@ _CREDENTIALS = {
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 _PERMANENT = {"ParamValidationError"}
 _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
-_CHANGED = {*_THERE, "ConditionNotMet", "ConditionalRequestConflict", "409"}
-"""What a store says of a condition on a note that another writer has changed."""
+_CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
+"""Codes for a conditional write of what another writer has changed."""
 CHANGES = 10
-"""Times that a note is changed anew because another writer was faster."""
+"""Attempts to change a note that other writers change at the same time."""
 _NOTES = threading.Lock()
-"""For stores without conditions: at least the writers in this process do not overtake each other."""
+"""For stores without conditional writes: the writers of one process take turns at least."""
 _NOT_IMPLEMENTED = {"NotImplemented", "501"}
 
 
@@ -161,15 +161,15 @@ class FsspecStore:
             with _NOTES if self.scheme not in EXTRAS else contextlib.nullcontext():
                 if change(self.read_note(path)) is None:  # mostly, and then one request will do
                     return
-                tag = self._tag(place)  # before the content that it is then at least as old as
+                tag = self._tag(place)  # before the content, which is then that of this tag or a later one
                 there = self.read_note(path)
                 data = change(there)
                 if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
                     return
-        raise StoreError(f"cannot write {path}: others write it all the time")
+        raise StoreError(f"cannot write {path}: others changed it {CHANGES} times in a row")
 
     def _tag(self, path: str) -> str | None:
-        """What changes whenever a file is written, where it is there and the store has that."""
+        """The file's entity tag, which every write changes; None without one."""
         if self.scheme not in EXTRAS:
             return None
         try:
@@ -193,7 +193,8 @@ class FsspecStore:
                 lambda fs: fs.pipe_file(path, data, **self._put_options(fs, len(data), once=False), **condition)
             )
         except Exception as error:
-            if condition and (_codes(error) & _CHANGED or isinstance(error, FileExistsError | FileNotFoundError)):
+            gone = tag is not None and isinstance(error, FileNotFoundError)
+            if condition and (gone or _is_there(error) or _codes(error) & _CHANGED):
                 return False
             if condition and _codes(error) & _NOT_IMPLEMENTED:
                 self._once = False

@@ -121,9 +121,9 @@ async def _aged(server: Server, state: StreamState, position: Position, mark: wa
         return 0
     if state.retention in _GONE_ONCE_ACKED:
         return None
-    moment = min(mark.time + _MICROSECOND, position.asked + _LATER)  # servers do not know all years
+    moment = min(mark.time, position.asked + _LATER)  # servers do not know all years
     with suppress(SourceError):
-        return await server.first_at(moment) - 1
+        return await server.first_at(moment + _MICROSECOND) - 1
     return None
 
 
@@ -285,13 +285,13 @@ def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None, mark: waterma
         )
     if scope.known is not None and mark is not None:
         if scope.known.aged is None:
-            yield "whether what is younger than the watermark's time is all that is not stored"
+            yield "whether messages from before the watermark's time are missing: the stream could not be asked"
         now = scope.known.position.filters
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
     if found.copies.unread:
-        yield f"whether {found.copies.unread:,} objects hold copies: they could not be read again"
+        yield f"{found.copies.unread:,} objects that may hold copies: they could not be read again"
     if found.older:
         yield f"{found.older:,} messages of earlier lives of the stream: it does not have them any more"
     if found.restless:

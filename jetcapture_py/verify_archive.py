@@ -75,7 +75,7 @@ def survey(shelf: Shelf, stream: str, life: Life | None, bound: int, *, deep: bo
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
     found.unsigned.sort()
-    found.copies = Finder(shelf, life, found.seen, found.repeated).find()
+    found.copies = Finder(shelf, life, found.seen, found.repeated, progress).find()
     return found
 
 

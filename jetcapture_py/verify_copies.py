@@ -7,7 +7,7 @@ the timestamps of the few that are left, window by window: memory is bounded as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -62,8 +62,15 @@ class Copies:
 class Finder:
     """Finds the copies among `seen` objects, of which `repeated` sequences are in more than one."""
 
-    def __init__(self, shelf: Shelf, life: Life | None, seen: Iterable[Seen], repeated: Sequences) -> None:
-        self._shelf, self._life, self._repeated = shelf, life, repeated
+    def __init__(
+        self,
+        shelf: Shelf,
+        life: Life | None,
+        seen: Iterable[Seen],
+        repeated: Sequences,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._shelf, self._life, self._repeated, self._progress = shelf, life, repeated, progress
         self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
         self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
         self._groups = [each.name.group for each in self._seen]
@@ -82,10 +89,11 @@ class Finder:
     def _suspected(self) -> Sequences:
         """Sequences that are in objects of different groups."""
         found, archived, quarantined = Sequences(), Sequences(), Sequences()
-        looked = in_order("copies", self._shelf.threads, self._sequences, self._seen)
-        for _, members in groupby(looked, key=lambda found: found[0].name.group):
+        looked = enumerate(in_order("copies", self._shelf.threads, self._sequences, self._seen), 1)
+        for _, members in groupby(looked, key=lambda found: found[1][0].name.group):
             own = Sequences()
-            for each, seqs in members:
+            for done, (each, seqs) in members:
+                self._progress("copies", done, len(self._seen))
                 side = quarantined if each.name.quarantine else archived
                 found.add(seqs[side.contains(seqs)])
                 own.add(seqs)
@@ -123,7 +131,8 @@ class Finder:
             if suspected.near(max(first, each.name.first_seq), min(last, each.name.last_seq))
         ]
         read = in_order("copies", self._shelf.threads, lambda item: self._positions(item[1]), inside)
-        for (number, _), (seq, time) in read:
+        for done, ((number, _), (seq, time)) in enumerate(read, 1):
+            self._progress("timestamps", done, len(inside))
             wanted = (seq >= first) & (seq <= last)
             wanted[wanted] = suspected.contains(seq[wanted])
             seqs.append(seq[wanted])

@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Filters:
     """The consumer's filter subjects, sorted, none for all, by which it selected the messages after sequence `after`.
 
-    Where they are not `sure`, they were new: the consumer may have passed messages before by those it had until then.
+    Unless they are `sure`, they had just been changed, and the server may have skipped messages that they match.
     """
 
     after: int
@@ -137,8 +137,8 @@ def _joined(
 ) -> tuple[Filters, ...]:
     """The filters of both.
 
-    How far the consumer had looked for messages when its filters were changed, it does not say: what it says is the
-    last message delivered. Only once there is a later one, it has been selected by the new filters.
+    When filters are changed, the server does not say how far it has looked for messages, only which one it delivered
+    last. What comes after a message that was delivered later was selected by the new filters.
     """
     other_life = there.created and found.created and there.created != found.created
     if not there.filters or not found.filters or other_life:
@@ -177,7 +177,7 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
         fields = json.loads(data)
         last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
         filters = [
-            Filters(after=int(each["after"]), subjects=tuple(each["subjects"]), sure=bool(each["sure"]))
+            Filters(after=int(each["after"]), subjects=tuple(each["subjects"]), sure=bool(each.get("sure", True)))
             for each in fields.get("filters", ())
         ]
         found = Watermark(
