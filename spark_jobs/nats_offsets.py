@@ -7,9 +7,11 @@ sequence 101 was read. The time of creation is part of it because a recreated st
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +21,9 @@ from jetcapture_py.connect import ApiError
 from jetcapture_py.errors import SourceError
 from spark_jobs.nats_options import ReadOptions
 from spark_jobs.nats_session import Session
+
+LOOKING = 0.1
+"""Seconds after which a limited batch is no longer extended over further gaps."""
 
 WORTH_A_TASK = 20_000
 """Sequences for which a further task pays off, unless the user says how many tasks there are to be."""
@@ -41,17 +46,50 @@ class Range(InputPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream as the server tells it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1."""
+    """A stream as the server tells it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1.
+
+    `gaps` says whether some of these sequences have no message, `replicated` whether other servers hold copies, and
+    `keeps_latest` whether the stream limits the messages of a subject, so that new ones displace old ones.
+    """
 
     created: str
     first: int
     last: int
+    gaps: bool
+    replicated: bool
+    keeps_latest: bool
 
 
 def stream_state(answer: dict[str, Any]) -> StreamState:
     """Read the server's answer to STREAM.INFO."""
-    state = answer["state"]
-    return StreamState(created=answer["created"], first=max(1, state["first_seq"]), last=state["last_seq"])
+    state, config = answer["state"], answer["config"]
+    first, last = max(1, state["first_seq"]), state["last_seq"]
+    return StreamState(
+        created=answer["created"],
+        first=first,
+        last=last,
+        gaps=last + 1 - first > state["messages"],
+        replicated=config.get("num_replicas", 1) > 1,
+        keeps_latest=config.get("max_msgs_per_subject", -1) > 0,
+    )
+
+
+async def find_message(session: Session, stream: str, **wanted: Any) -> int | None:
+    """Sequence of the message that STREAM.MSG.GET answers `wanted` with; the stream's leader is asked."""
+    try:
+        answer = await session.request(f"STREAM.MSG.GET.{stream}", wanted)
+    except ApiError:  # there is no such message; all else is a SourceError
+        return None
+    return int(answer["message"]["seq"])
+
+
+async def find_next(session: Session, options: ReadOptions, seq: int) -> int | None:
+    """Sequence of the first message from `seq` on that the subjects match."""
+    found = [
+        await find_message(session, options.stream, seq=seq, next_by_subj=subject)
+        for subject in options.subjects or (">",)
+    ]
+    return min((match for match in found if match is not None), default=None)
 
 
 class Positions:
@@ -88,22 +126,34 @@ class Positions:
 
     def last_match(self, state: StreamState) -> int:
         """Sequence of the last message that the subjects match, 0 without one."""
-        if not self._options.subjects:
+        subjects = self._options.subjects or (">",)
+        if ">" in subjects and not state.gaps:
             return state.last if state.first <= state.last else 0
-        return max(self._get({"last_by_subj": subject}) or 0 for subject in self._options.subjects)
+        subjects = _EVERY_SUBJECT if ">" in subjects else subjects
+        run, find = self._session.run, partial(find_message, self._session, self._stream)
+        return max(run(find(last_by_subj=subject)) or 0 for subject in subjects)
 
     def next_match(self, seq: int) -> int | None:
         """Sequence of the first message from `seq` on that the subjects match."""
-        subjects = self._options.subjects or (">",)
-        found = (self._get({"seq": seq, "next_by_subj": subject}) for subject in subjects)
-        return min((match for match in found if match is not None), default=None)
+        return self._session.run(find_next(self._session, self._options, seq))
 
-    def _get(self, wanted: dict[str, Any]) -> int | None:
-        try:
-            answer = self._session.ask(f"STREAM.MSG.GET.{self._stream}", wanted)
-        except ApiError:  # there is no such message; all else is a SourceError
-            return None
-        return int(answer["message"]["seq"])
+    def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
+        """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
+
+        Gaps are found by asking for the next message after one sequence, then after two more, four more and so on
+        until there is a gap. The time for that is bounded, and what is left of `most` is then one run of sequences.
+        """
+        if end - first <= most or not (state.gaps or self._options.subjects):
+            return min(end, first + most)
+        deadline = time.monotonic() + LOOKING
+        at, step = self.next_match(first), 1
+        while at is not None and at < end and most > 0:
+            step = min(step, most) if time.monotonic() < deadline else most
+            most -= step
+            behind = at + step
+            at = self.next_match(behind)
+            step = 2 * step if at == behind else 1
+        return end if at is None else min(at, end)
 
     def _at(self, moment: datetime) -> int:
         """Sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
@@ -120,6 +170,10 @@ class Positions:
         self._session.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
         return int(answer["delivered"]["stream_seq"]) + 1
 
+
+_EVERY_SUBJECT = ("*", "*.>")
+"""All subjects, in words for which the server finds the last message: for `>` it looks at the last sequence only, whose
+message may have been deleted."""
 
 SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
 """Settings of a consumer that is ours alone; the server forgets it by itself, should we be killed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -15,7 +16,7 @@ from spark_jobs.nats_columns import Columns
 from spark_jobs.nats_fetch import Fetch
 from spark_jobs.nats_offsets import LAST_PER_SUBJECT, Positions, Range, StreamState, check_created, check_there, split
 from spark_jobs.nats_options import ReadOptions
-from spark_jobs.nats_session import Session
+from spark_jobs.nats_session import MissingStreamError, Session
 
 POLL = 0.05
 """Least seconds between two looks at a stream: Spark itself would look a hundred times a second."""
@@ -45,11 +46,14 @@ class BatchReader(DataSourceReader):
             positions = Positions(session, options)
             state = positions.state()
             first, end = positions.first(state), positions.end(state)
-        if options.starting_offsets == LAST_PER_SUBJECT:
-            return [Range(first, end, state.created, per_subject=True)]
-        if options.fail_on_data_loss:
-            check_there(options.stream, first, state)
-        parts = split(max(first, state.first), end, state.created, options.min_partitions)
+            if options.starting_offsets == LAST_PER_SUBJECT:
+                return [Range(first, end, state.created, per_subject=True)]
+            first = max(first, state.first)
+            if options.subjects:  # what is before their first message may go
+                first = positions.next_match(first) or end
+            if options.fail_on_data_loss and isinstance(options.starting_offsets, int):
+                check_there(options.stream, options.starting_offsets, positions.state())
+        parts = split(first, end, state.created, options.min_partitions)
         return parts or [Range(end, end, state.created)]  # Spark insists on one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -91,19 +95,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """From now on, only what the stream holds at this moment."""
-        self._until = self._state()
+        with contextlib.suppress(MissingStreamError):  # and then there is nothing
+            self._until = self._state()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
         """The end of the next batch; `start` itself when there is nothing new."""
-        state = self._state()
+        try:
+            state = self._state()
+        except MissingStreamError:
+            if self._options.fail_on_data_loss:
+                raise
+            return start  # until it is created again
         first = self._first(start, state)
         end = self._end(first, state)
         snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
         if isinstance(limit, ReadMaxRows) and not snapshot:
-            begin = first
-            if self._options.subjects and end - first > limit.max_rows:
-                begin = self._positions.next_match(first) or first
-            end = min(end, begin + limit.max_rows)
+            end = self._positions.limited(first, end, limit.max_rows, state)
         self._latest = self._offset(state, state.last + 1)
         found = self._offset(state, end)
         if start.get("initial"):

@@ -25,10 +25,15 @@ PAUSE = 0.25
 _CLOSE_TIMEOUT = 1.0
 _NOT_FOUND = 404
 _NO_MESSAGE = 10037
+_NO_STREAM = 10059
 _CERTAIN = 4
 """Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
 
 T = TypeVar("T")
+
+
+class MissingStreamError(SourceError):
+    """The stream does not exist."""
 
 
 class Session:
@@ -77,7 +82,11 @@ class Session:
 
     def ask(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of the JetStream API. Raises SourceError, or ApiError when there is no such message."""
-        return self.run(self.patiently(lambda: self.api.request(subject, body)))
+        return self.run(self.request(subject, body))
+
+    async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The same, in the connection's thread."""
+        return await self.patiently(lambda: self.api.request(subject, body))
 
     async def patiently(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What `request` returns, once NATS answers it; raises SourceError when it refuses, or never answers."""
@@ -95,7 +104,8 @@ class Session:
                 if error.err_code == _NO_MESSAGE:
                     raise
                 if missing >= _CERTAIN or (400 <= error.code < 500 and error.code != _NOT_FOUND):
-                    raise SourceError(f"NATS refused: {error}") from error
+                    kind = MissingStreamError if error.err_code == _NO_STREAM else SourceError
+                    raise kind(f"NATS refused: {error}") from error
                 reason: Exception = error
             except UnavailableError as error:
                 reason = error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 
 import pytest
 
 from jetcapture_py.errors import SourceError
+from spark_jobs import nats_offsets
 from spark_jobs.nats_offsets import split
 from tests.spark.live import Live, Query
 
@@ -66,10 +68,67 @@ def test_the_most_sequences_of_a_batch_are_respected(live: Live) -> None:
         assert [query.batch() for _ in range(4)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], None]
 
 
-def test_a_limited_batch_of_a_rare_subject_reaches_to_the_next_match(live: Live) -> None:
+def leave(live: Live, seqs: Collection[int]) -> None:
+    """Have a stream with these of a thousand sequences."""
+    live.send((f"orders.{'left' if seq in seqs else 'gone'}", b"") for seq in range(1, 1001))
+    live.purge(subject="orders.gone")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps are looked for as long as it takes."""
+    monkeypatch.setattr(nats_offsets, "LOOKING", 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("subjects", ["orders.rare", "orders.rare,orders.never"])
+def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live, subjects: str) -> None:
     live.send([("orders.rare" if number % 100 == 99 else "orders.often", b"") for number in range(300)])
-    with live.query(subjects="orders.rare,orders.never", maxOffsetsPerTrigger="10") as query:
-        assert [query.batch() for _ in range(4)] == [[100], [200], [300], None]
+    with live.query(subjects=subjects, maxOffsetsPerTrigger="2") as query:
+        assert [query.batch() for _ in range(3)] == [[100, 200], [300], None]
+
+
+def test_a_limited_batch_skips_a_gap_however_little_time_there_is(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_offsets, "LOOKING", 0.0)
+    leave(live, [1, 1000])
+    with live.query(maxOffsetsPerTrigger="10") as query:
+        assert [query.batch() for _ in range(3)] == [[1], [1000], None]
+
+
+@pytest.mark.usefixtures("patient")
+def test_gaps_do_not_count_in_a_limited_batch(live: Live) -> None:
+    left = [1, 2, 3, 4, 300, 301, 500, *range(990, 996), 1000]
+    leave(live, left)
+    with live.query(maxOffsetsPerTrigger="5") as query:
+        batches = [query.batch() for _ in range(5)]
+    assert batches[-1] is None
+    read = [batch for batch in batches if batch]
+    assert [seq for batch in read for seq in batch] == left
+    assert max(map(len, read)) <= 5
+    assert len(read) <= 4
+
+
+@pytest.mark.parametrize("subjects", ["", "orders.>", ">", "orders.*"])
+def test_the_last_message_is_found_when_later_ones_were_deleted(live: Live, subjects: str) -> None:
+    live.fill(10)
+    live.delete(9, 10)
+    options = {"startingOffsets": "last", **({"subjects": subjects} if subjects else {})}
+    with live.query(**options) as query:
+        assert query.batch() == [8]
+        assert query.batch() is None
+        live.fill(2)
+        assert query.batch() == [11, 12]
+
+
+def test_deleted_messages_at_the_end_make_no_batches(live: Live) -> None:
+    live.fill(10)
+    with live.query() as query:
+        assert query.batch() == list(range(1, 11))
+        live.fill(3)
+        live.delete(11, 12, 13)
+        assert query.batch() is None
+        live.fill(1)
+        assert query.batch() == [14]
 
 
 def test_other_subjects_make_no_batches_until_the_stream_might_forget_the_place(live: Live) -> None:

@@ -77,6 +77,14 @@ def test_a_bounded_read_begins_and_ends_as_told(spark: SparkSession, live: Live)
     assert of(endingTimestamp=moment) == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_last_message_is_read_when_later_ones_were_deleted(spark: SparkSession, live: Live) -> None:
+    live.fill(5)
+    live.delete(4, 5)
+    assert sequences(read(spark, live, startingOffsets="last")) == [3]
+    live.delete(1, 2, 3)
+    assert sequences(read(spark, live, startingOffsets="last")) == []
+
+
 def test_subjects_choose_messages_by_wildcards(spark: SparkSession, live: Live) -> None:
     live.send([(subject, b"") for subject in ("orders.eu.new", "orders.us.new", "orders.eu.paid", "orders.x")] * 2)
     assert sequences(read(spark, live, subjects="orders.eu.*")) == [1, 3, 5, 7]
