@@ -49,6 +49,7 @@ class Connection(Client):
         super().__init__()
         self._require_tls = require_tls
         self.inboxes: dict[int, Inbox] = {}
+        self.reads = 0  # times that the socket has given bytes, be it a part of a message
         self.denials = Denials()
         self.fast = fast and supported()
         if self.fast:
@@ -157,6 +158,7 @@ class FrameParser(Parser):
 
     async def parse(self, data: bytes | Memory = b"") -> None:
         """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
+        self.nc.reads += 1
         if isinstance(data, Memory):
             self._memory = data
         else:

@@ -3,6 +3,11 @@
 It comes from a consumer that nobody else knows, that acknowledges nothing and lives as long as the range takes: the
 stream's own consumers are not touched. At any trouble it is left to die, and another one goes on behind the last
 message received.
+
+Detecting loss: a consumer silently skips messages that are gone. So, with `failOnDataLoss`, the server is asked after
+every gap where the stream begins. If it begins behind the start of the gap, messages were removed before they were
+read, by a purge or by a limit on the stream's size or age. Messages missing inside the stream are not a loss: they were
+deleted one by one, or displaced by newer ones of their subject.
 """
 
 from __future__ import annotations
@@ -21,25 +26,36 @@ from jetcapture_py.connect import ApiError, UnavailableError
 from jetcapture_py.errors import SourceError
 from jetcapture_py.received import Inbox, Received
 from jetcapture_py.statuses import Reaction, parse_status
-from spark_jobs.nats_offsets import SHORT_LIVED, Range, check_created, check_there, consumer_name, stream_state
+from spark_jobs.nats_offsets import (
+    SHORT_LIVED,
+    Range,
+    StreamState,
+    check_created,
+    check_there,
+    consumer_name,
+    find_next,
+    stream_state,
+)
 from spark_jobs.nats_options import ReadOptions
-from spark_jobs.nats_session import PAUSE, Session
+from spark_jobs.nats_session import PAUSE, MissingStreamError, Session
 
 BATCH = 50_000
 """Most messages a pull asks for."""
 PULL_BYTES = 16 << 20
+"""Most bytes a pull asks for; a larger message is pulled alone and without a limit."""
 WAITING = 24 << 20
-"""Bytes of received messages at which nothing more is pulled until Spark has taken some."""
+"""Bytes of received messages above which they are handed on, and nothing more is pulled until Spark has taken some."""
 ENOUGH = 16_384
-"""Messages that are handed on together, or"""
-HANDED = 32 << 20
-"""so many bytes of them."""
+"""Messages that are handed on together, however small they are."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: the server's sign of life during a pull, when it is given up without one, and when the pull ends."""
+LOOK = 0.05
+"""Least seconds between two looks at where the stream begins; with `subjects`, there is a gap at every other message."""
 
-_FRAME_OVERHEAD = 64 << 10
 _SHORT = 9
 _UNUSED = re.compile(rb"Nats-Pending-Messages: *([0-9]+)")
+_UNUSED_BYTES = re.compile(rb"Nats-Pending-Bytes: *([0-9]+)")
+_TOO_LARGE = "message size exceeds maxbytes"
 
 
 class Fetch:
@@ -48,7 +64,7 @@ class Fetch:
     Messages beyond its end may be among the last ones, and with `part.per_subject` some may come twice.
 
     `bare` leaves payloads and headers out. Raises SourceError when messages are gone that must not be, or when nothing
-    comes for `options.timeout` seconds after trouble.
+    comes for `options.timeout` seconds although something should.
     """
 
     def __init__(self, session: Session, options: ReadOptions, part: Range, *, bare: bool) -> None:
@@ -60,6 +76,10 @@ class Fetch:
         self._finished = False
         self._failure: BaseException | None = None
         self._last = part.first - 1  # of what was received
+        self._floor = 0  # where the stream began, if the range may begin before that
+        self._watched = options.fail_on_data_loss
+        self._gap: int | None = None  # the last message before a gap that was not looked into yet
+        self._looked = 0.0
         self._left: deque[tuple[str, Received]] = deque()  # from consumers before the present one
         self._forget()
 
@@ -67,9 +87,11 @@ class Fetch:
         """Nothing is known of a consumer."""
         self._consumer, self._subject, self._trouble = "", "", ""
         self._subscription: Subscription | None = None
+        self._most = BATCH
         self._granted = 0  # messages that the pulls have asked for
         self._before = self._inbox.total
-        self._idle = False
+        self._skipped = 0  # sequences without a message up to the last one
+        self._idle = self._drained = self._too_large = self._replicated = False
 
     def __iter__(self) -> Iterator[tuple[str, Received]]:
         run = self._session.run
@@ -94,7 +116,7 @@ class Fetch:
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
-        received = self._left.popleft() if self._left else (self._consumer, self._inbox.take(HANDED))
+        received = self._left.popleft() if self._left else (self._consumer, self._inbox.take(WAITING))
         if not self._finished and not self._enough:
             self._ready.clear()
         self._wake.set()  # there may be credit again
@@ -102,8 +124,12 @@ class Fetch:
 
     @property
     def _enough(self) -> bool:
-        rows = self._inbox.rows
-        return bool(self._left) or len(rows) >= ENOUGH or rows.memory >= HANDED
+        return bool(self._left) or len(self._inbox.rows) >= ENOUGH or self._full
+
+    @property
+    def _full(self) -> bool:
+        """Whether nothing more is pulled. One bound says this and that it is handed on, or both sides might wait."""
+        return self._inbox.rows.memory > WAITING
 
     # ------------------------------------------------------------------ consumers, one after another
 
@@ -118,7 +144,12 @@ class Fetch:
                 await self._leave()
                 troubled = clock() if troubled is None or self._inbox.total > total else troubled
                 if clock() > troubled + self._session.timeout and not self._finished:
-                    raise SourceError(f"nothing came from stream {self._options.stream}: {self._trouble}")
+                    raise self._nothing_came(self._trouble)
+        except MissingStreamError as error:
+            if self._watched:
+                self._failure = error
+            await self._leave()
+            self._finish()
         except Exception as error:
             self._failure = error
         finally:
@@ -139,15 +170,20 @@ class Fetch:
             f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "action": "create", "config": config}
         )
         self._consumer = name
-        state = stream_state(await self._api.request(f"STREAM.INFO.{stream}"))
-        if self._options.fail_on_data_loss:
-            check_created(stream, self._part.created, state.created)
-            if not self._part.per_subject:
-                check_there(stream, self._last + 1, state)
-                check_there(stream, max(self._part.end, state.first), state)
-        if not answer["num_pending"] or state.created != self._part.created:
+        state = stream_state(await self._api.request(f"STREAM.INFO.{stream}"))  # after it, or it might be another one
+        if self._part.per_subject:
+            self._check(state, None)
+            self._floor = self._floor or state.first
+        else:
+            self._check(state, self._last if self._gap is None else self._gap)
+        self._gap = None
+        if state.created != self._part.created or (self._part.per_subject and not answer["num_pending"]):
             self._finish()
             return
+        self._replicated = state.replicated
+        self._skipped = self._last
+        self._most = min(BATCH, answer["config"].get("max_batch") or BATCH)
+        self._drained = not answer["num_pending"]
         self._subject = self._connection.new_inbox()
         try:
             self._subscription = await self._connection.subscribe(f"{self._subject}.*")
@@ -168,21 +204,66 @@ class Fetch:
             self._ready.set()
         self._subscription, self._consumer = None, ""
 
+    # ------------------------------------------------------------------ what is lost
+
+    def _check(self, state: StreamState, read_to: int | None) -> None:
+        """Raise SourceError if the stream is another one, or messages of the range behind `read_to` are gone."""
+        if not self._watched:
+            return
+        part, stream = self._part, self._options.stream
+        check_created(stream, part.created, state.created)
+        if read_to is not None and not (part.per_subject and state.keeps_latest):  # there, new messages move the front
+            check_there(stream, max(read_to + 1, self._floor), state)
+        check_there(stream, max(part.end, state.first), state)
+
+    async def _look_into_gap(self) -> None:
+        """Raise SourceError if messages were lost in the gap."""
+        if self._gap is not None:
+            read_to, self._gap = self._gap, None  # at once: there may be another one before the answer
+            self._check(stream_state(await self._session.request(f"STREAM.INFO.{self._options.stream}")), read_to)
+            self._looked = asyncio.get_running_loop().time()
+
+    async def _look_behind(self) -> None:
+        """The same for what is missing behind the last message."""
+        if self._watched and self._gap is None:
+            self._gap = self._last
+        await self._look_into_gap()
+
+    def _nothing_came(self, reason: str) -> SourceError:
+        seconds = f"{self._session.timeout:g} s"
+        return SourceError(f"nothing came from stream {self._options.stream} for {seconds}: {reason}")
+
     # ------------------------------------------------------------------ one consumer
 
     async def _pull(self) -> None:
         """Pull until the range is finished, or until trouble."""
         clock = asyncio.get_running_loop().time
-        self._heard = clock()
+        self._heard = self._came = clock()
+        reads = self._connection.reads
         while not self._finished and not self._trouble:
             self._wake.clear()
-            await self._ask_for_more()
-            if self._idle:
+            if self._complete or clock() > self._looked + LOOK:
+                await self._look_into_gap()
+            if self._drained or self._idle:
                 await self._see_whether_all_came()
+            if self._complete and self._gap is None:
+                self._finish()
+            await self._ask_for_more()
+            if self._connection.reads != reads:  # perhaps of a large message, which keeps heartbeats waiting
+                reads, self._heard = self._connection.reads, clock()
+            if self._full:
+                self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
-                self._trouble = "the server fell silent"
+                self._disturb("the server fell silent")
+            if clock() > self._came + self._session.timeout and not (self._finished or self._trouble):
+                raise self._nothing_came("the server is there, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether nothing of the range is behind what was received."""
+        return self._last >= self._part.end - 1
 
     @property
     def _credit(self) -> int:
@@ -191,10 +272,15 @@ class Fetch:
 
     async def _ask_for_more(self) -> None:
         """Pull no more than the rest of the range: what lies behind it is another task's."""
-        batch = min(BATCH, self._part.end - 1 - self._last - self._credit)
-        if batch <= 0 or self._credit > BATCH // 2 or self._inbox.rows.memory > WAITING or self._trouble:
+        batch, size = self._most, PULL_BYTES
+        if not self._part.per_subject:  # which begins anew with each consumer
+            batch = min(batch, self._part.end - 1 - self._last - self._credit)
+        if batch <= 0 or self._credit > self._most // 2 or self._full or self._trouble or self._finished:
             return
-        size = max(PULL_BYTES, self._connection.max_payload + _FRAME_OVERHEAD)
+        if self._too_large:
+            if self._credit:
+                return  # the pulls under way will be refused, too
+            self._too_large, batch, size = False, 1, 0
         self._granted += batch
         stream, reply = self._options.stream, f"{self._subject}.1"
         await self._api.pull(
@@ -202,18 +288,29 @@ class Fetch:
         )
 
     async def _see_whether_all_came(self) -> None:
-        """The server has nothing to send: messages may have been deleted since the range was planned."""
-        self._idle = False
-        try:
-            info = await self._api.request(f"CONSUMER.INFO.{self._options.stream}.{self._consumer}")
-        except (ApiError, UnavailableError) as error:
-            self._trouble = str(error)
-            return
-        if info["num_pending"] == 0:
-            if info["delivered"]["consumer_seq"] == self._inbox.total - self._before:
-                self._finish()
-            else:
-                self._trouble = "messages that the server sent did not come"
+        """The server has nothing to send: there may be a gap at the range's end, or deleted since it was planned."""
+        drained, self._drained, self._idle = self._drained, False, False
+        if not drained:
+            try:
+                info = await self._api.request(f"CONSUMER.INFO.{self._options.stream}.{self._consumer}")
+            except (ApiError, UnavailableError) as error:
+                self._disturb(str(error))
+                return
+            if info["num_pending"]:
+                if self._part.per_subject and asyncio.get_running_loop().time() > self._came + SILENCE:
+                    # the next ones are gone, and the server skips only one of them at each sign of life
+                    await self._look_behind()
+                    self._disturb("messages were removed that were to come")
+                return
+            if info["delivered"]["consumer_seq"] != self._inbox.total - self._before:
+                self._disturb("messages that the server sent did not come")
+                return
+        if self._replicated and not self._part.per_subject:
+            following = await find_next(self._session, self._options, self._last + 1)
+            if following is not None and following < self._part.end:
+                return  # the consumer is beside a replica that does not have it yet
+        await self._look_behind()
+        self._finish()
 
     def _finish(self) -> None:
         self._finished = True
@@ -225,17 +322,22 @@ class Fetch:
         self._wake.set()
 
     def _on_data(self) -> None:
-        """Look where the last message stands: $JS.ACK.[domain.account.]stream.consumer.delivered.seq.…"""
-        self._heard = asyncio.get_running_loop().time()
+        """Look where the last message stands: …stream.consumer.delivered.seq.consumer_seq.timestamp.pending[.token]"""
+        self._heard = self._came = asyncio.get_running_loop().time()
         tokens = self._inbox.rows.last_reply().split(b".")
         base = 2 if len(tokens) == _SHORT else 4
         if tokens[base + 1 : base + 2] == [self._consumer.encode()]:
-            self._last = int(tokens[base + 3])
-            if self._last >= self._part.end - 1 or tokens[base + 6] == b"0":
-                self._finish()
+            seq, skipped = int(tokens[base + 3]), int(tokens[base + 3]) - int(tokens[base + 4])
+            if skipped != self._skipped and self._gap is None and self._watched and not self._part.per_subject:
+                self._gap = self._last
+                self._wake.set()
+            self._last, self._skipped = max(seq, self._last), skipped
+            self._drained = tokens[base + 6] == b"0"
+            if self._drained or self._complete:
+                self._wake.set()
         if self._enough:
             self._ready.set()
-        if self._credit <= BATCH // 2:
+        if self._credit <= self._most // 2:
             self._wake.set()
 
     def _on_status(self, subject: bytes, block: bytes) -> None:
@@ -247,5 +349,8 @@ class Fetch:
             self._disturb(f"{status.code} {status.text}")
         elif unused := _UNUSED.search(block):
             self._granted -= int(unused[1])
-        self._idle = self._credit > 0
+        if status.text.lower().startswith(_TOO_LARGE):
+            unused = _UNUSED_BYTES.search(block)
+            self._too_large |= unused is not None and int(unused[1]) >= PULL_BYTES  # more than the rest of a pull
+        self._idle = status.reaction is Reaction.ALIVE
         self._wake.set()

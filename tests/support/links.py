@@ -13,14 +13,20 @@ class Link:
     """Hands connections on to `port`.
 
     `cut_after`: client bytes after which a connection breaks; `lose_answers`: how many answers break theirs instead of
-    arriving; `rate`: client bytes per second. They may be changed at any time.
+    arriving; `rate`, `answer_rate`: bytes per second of the client and of the server. They may be changed at any time.
     """
 
     def __init__(
-        self, port: int, *, cut_after: int | None = None, lose_answers: int = 0, rate: int | None = None
+        self,
+        port: int,
+        *,
+        cut_after: int | None = None,
+        lose_answers: int = 0,
+        rate: int | None = None,
+        answer_rate: int | None = None,
     ) -> None:
         self.target = port
-        self.cut_after, self.lose_answers, self.rate = cut_after, lose_answers, rate
+        self.cut_after, self.lose_answers, self.rate, self.answer_rate = cut_after, lose_answers, rate, answer_rate
         self.passed = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # or much seems sent that is not
@@ -64,6 +70,8 @@ class Link:
                 if self.lose_answers > 0 and not data.startswith(b"HTTP/1.1 100"):
                     self.lose_answers -= 1
                     break
+                if self.answer_rate is not None:
+                    time.sleep(len(data) / self.answer_rate)
                 client.sendall(data)
         self._break(client, server)
 
