@@ -20,7 +20,6 @@ import yaml
 from nats.aio.client import Client
 
 from jetcapture_py import layout, source
-from jetcapture_py.archive_root import MARKER
 from jetcapture_py.capture import Capture
 from jetcapture_py.config import Config, parse
 from jetcapture_py.publish import Headers, Publisher
