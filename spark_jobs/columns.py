@@ -12,9 +12,12 @@ from pyspark.sql import types as st
 
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
+from spark_jobs.row_json import inner_types, text_of
 
 Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or what says of a name whether the column is wanted."""
+Fold = Callable[[str], str]
+"""Makes one of the names that Spark takes for one."""
 
 
 def quoted(name: str) -> str:
@@ -51,9 +54,11 @@ class Table:
                 types[folded][kind] = None
         first = {name: position for position, name in enumerate((*layout.ENVELOPE, layout.ROW))}
         ordered = sorted(types, key=lambda folded: first.get(folded, len(first)))
-        self._target = {folded: _target(list(types[folded])) for folded in ordered}
+        self._target = {folded: _target(list(types[folded]), self._fold) for folded in ordered}
         self._drifted = [
-            folded for folded in ordered if any(not _readable(kind, self._target[folded]) for kind in types[folded])
+            folded
+            for folded in ordered
+            if any(not _readable(kind, self._target[folded], self._fold) for kind in types[folded])
         ]
 
     def _columns(
@@ -69,7 +74,9 @@ class Table:
                     f"columns {stored[folded][0]} and {field.name} differ in case only: "
                     "set spark.sql.caseSensitive=true"
                 )
-            stored[folded] = field.name, _spark_type(field.name, field.type)
+            kind = _spark_type(field.name, field.type)
+            _check_fields(field.name, kind, self._fold)
+            stored[folded] = field.name, kind
         return stored
 
     @property
@@ -104,56 +111,93 @@ class Table:
             column = sf.col(quoted(name))
             if folded in self._drifted:
                 kind = stored[folded][1] if folded in stored else st.NullType()
-                column = _converted(column, kind, target).alias(name)
+                column = _converted(column, kind, target, self._fold).alias(name)
             chosen.append(column)
         return [*chosen, *(sf.col(name) for name in self.partitions)]
 
 
-_INTEGRAL = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
-_NESTED = (st.StructType, st.ArrayType, st.MapType)
+_DIGITS: dict[type[st.DataType], int] = {st.ByteType: 3, st.ShortType: 5, st.IntegerType: 10, st.LongType: 19}
+"""The integers, and how many digits they may have."""
+_MOST_DIGITS = 38
+"""Of a decimal in Spark."""
+_TEXT_AS_IN_JSON = (st.StructType, st.ArrayType, st.MapType, st.TimestampType, st.TimestampNTZType)
+"""Types whose text is that of `row_json`: Spark has none, or one that depends on the session's time zone."""
 
 
-def _target(types: Sequence[st.DataType]) -> st.DataType:
+def _target(types: Sequence[st.DataType], fold: Fold) -> st.DataType:
     """The type of a column that objects store as `types`."""
     merged: st.DataType | None = types[0]
     for kind in types[1:]:
-        merged = None if merged is None else _merge(merged, kind)
+        merged = None if merged is None else _merge(merged, kind, fold)
     if merged is not None:
         return _without_null(merged, st.StringType())
-    known = [kind for kind in types if not isinstance(kind, st.NullType)]
-    if all(isinstance(kind, _INTEGRAL) for kind in known):
+    return _number([kind for kind in types if not isinstance(kind, st.NullType)]) or st.StringType()
+
+
+def _number(types: Sequence[st.DataType]) -> st.DataType | None:
+    """The number that holds integers, decimals or floats of these types: every one exactly, or a double where there are
+    floats, except beside a decimal with a scale, which was declared for the sake of its digits. None if there is none.
+    """
+    if all(type(kind) in _DIGITS for kind in types):
         return st.LongType()
-    if all(isinstance(kind, (*_INTEGRAL, st.FloatType, st.DoubleType)) for kind in known):
-        return st.DoubleType()
-    return st.StringType()
+    if any(isinstance(kind, (st.FloatType, st.DoubleType)) for kind in types):
+        fits = all(isinstance(kind, (st.FloatType, st.DoubleType)) or _is_integer(kind) for kind in types)
+        return st.DoubleType() if fits else None
+    if not all(type(kind) in _DIGITS or isinstance(kind, st.DecimalType) for kind in types):
+        return None
+    decimals = [kind if isinstance(kind, st.DecimalType) else st.DecimalType(_DIGITS[type(kind)]) for kind in types]
+    scale = max(kind.scale for kind in decimals)
+    precision = scale + max(kind.precision - kind.scale for kind in decimals)
+    return st.DecimalType(precision, scale) if precision <= _MOST_DIGITS else None
 
 
-def _merge(left: st.DataType, right: st.DataType) -> st.DataType | None:
-    """The type that Parquet can read both as, null types aside; None when there is none."""
+def _is_integer(kind: st.DataType) -> bool:
+    return type(kind) in _DIGITS or kind == _SIMPLE[pa.uint64()]
+
+
+def _merge(left: st.DataType, right: st.DataType, fold: Fold) -> st.DataType | None:
+    """The type that Parquet can read both as, null types aside; None when there is none. Fields have their names in
+    `left`."""
     if left == right or isinstance(right, st.NullType):
         return left
     if isinstance(left, st.NullType):
         return right
     if isinstance(left, st.ArrayType) and isinstance(right, st.ArrayType):
-        element = _merge(left.elementType, right.elementType)
+        element = _merge(left.elementType, right.elementType, fold)
         return None if element is None else st.ArrayType(element)
     if isinstance(left, st.MapType) and isinstance(right, st.MapType):
-        key, value = _merge(left.keyType, right.keyType), _merge(left.valueType, right.valueType)
+        key, value = _merge(left.keyType, right.keyType, fold), _merge(left.valueType, right.valueType, fold)
         return None if key is None or value is None else st.MapType(key, value)
     if isinstance(left, st.StructType) and isinstance(right, st.StructType):
-        fields = {field.name: field.dataType for field in left}
+        fields = {fold(field.name): (field.name, field.dataType) for field in left}
         for field in right:
-            merged = _merge(fields.get(field.name, field.dataType), field.dataType)
+            name, known = fields.get(fold(field.name), (field.name, field.dataType))
+            merged = _merge(known, field.dataType, fold)
             if merged is None:
                 return None
-            fields[field.name] = merged
-        return st.StructType([st.StructField(name, kind) for name, kind in fields.items()])
+            fields[fold(field.name)] = name, merged
+        return st.StructType([st.StructField(name, kind) for name, kind in fields.values()])
     return None
 
 
-def _readable(stored: st.DataType, target: st.DataType) -> bool:
+def _readable(stored: st.DataType, target: st.DataType, fold: Fold) -> bool:
     """Whether Parquet reads a column that is stored as `stored` as `target`."""
-    return not _has_null(stored) and _merge(stored, target) == target
+    return not _has_null(stored) and _merge(target, stored, fold) == target
+
+
+def _check_fields(column: str, kind: st.DataType, fold: Fold) -> None:
+    """Raise JetcaptureError when a struct has two fields that Spark takes for one."""
+    for inner in inner_types(kind):
+        _check_fields(column, inner, fold)
+    if isinstance(kind, st.StructType):
+        known: dict[str, str] = {}
+        for name in kind.fieldNames():
+            first = known.setdefault(fold(name), name)
+            if first != name:
+                raise JetcaptureError(
+                    f"column {column} has fields {first} and {name}, which differ in case only: "
+                    "set spark.sql.caseSensitive=true"
+                )
 
 
 def _has_null(kind: st.DataType) -> bool:
@@ -173,13 +217,36 @@ def _without_null(kind: st.DataType, instead: st.DataType) -> st.DataType:
     return kind
 
 
-def _converted(column: Column, stored: st.DataType, target: st.DataType) -> Column:
+def _converted(column: Column, stored: st.DataType, target: st.DataType, fold: Fold) -> Column:
+    if stored == target:
+        return column
     if isinstance(stored, st.NullType):
         return sf.lit(None).cast(target)
-    if not isinstance(stored, _NESTED):
-        return column.cast(target)
-    text = sf.to_json(column, {"ignoreNullFields": "false"})
-    return sf.from_json(text, target) if isinstance(target, _NESTED) else text
+    if isinstance(target, st.StringType) and isinstance(stored, _TEXT_AS_IN_JSON):
+        return text_of(column, stored)
+    if isinstance(stored, st.ArrayType) and isinstance(target, st.ArrayType):
+        if isinstance(stored.elementType, st.NullType):
+            return _nulls(column, target.elementType)
+        return sf.transform(column, lambda each: _converted(each, stored.elementType, target.elementType, fold))
+    if isinstance(stored, st.MapType) and isinstance(target, st.MapType):
+        if isinstance(stored.valueType, st.NullType):
+            return sf.map_from_arrays(sf.map_keys(column), _nulls(column, target.valueType))
+        return sf.transform_values(column, lambda _, each: _converted(each, stored.valueType, target.valueType, fold))
+    if isinstance(stored, st.StructType) and isinstance(target, st.StructType):
+        known = {fold(field.name): field.dataType for field in stored}
+        fields = (
+            _converted(column.getField(each.name), known.get(fold(each.name), st.NullType()), each.dataType, fold)
+            for each in target
+        )
+        named = (field.alias(name) for field, name in zip(fields, target.fieldNames(), strict=True))
+        return sf.when(column.isNotNull(), sf.struct(*named))
+    return column.cast(target)
+
+
+def _nulls(collection: Column, kind: st.DataType) -> Column:
+    """As many nulls as an array or a map has. Looking at its own would fail: Parquet says that they are integers of a
+    dictionary, and Spark's `transform` looks them up there before it asks whether they are null."""
+    return sf.when(collection.isNotNull(), sf.array_repeat(sf.lit(None).cast(kind), sf.size(collection)))
 
 
 _SIMPLE: dict[pa.DataType, st.DataType] = {
@@ -213,7 +280,7 @@ def _spark_type(column: str, kind: pa.DataType) -> st.DataType:
         return _spark_type(column, kind.value_type)
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return st.TimestampType() if kind.tz else st.TimestampNTZType()
-    if pa.types.is_decimal(kind) and kind.precision <= 38:
+    if pa.types.is_decimal(kind) and kind.precision <= _MOST_DIGITS:
         return st.DecimalType(kind.precision, kind.scale)
     if pa.types.is_fixed_size_binary(kind):
         return st.BinaryType()

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from jetcapture_py import layout
+from jetcapture_py.decode import conform
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.text import one_line
@@ -148,9 +149,16 @@ def _shaped(
         elif (found := stored.get(fold(wanted.name))) is None:
             column = pa.nulls(batch.num_rows, wanted.type)
         else:
-            column = found.cast(wanted.type)
+            column = _cast(found, wanted.type, fold)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(array: pa.Array, to: pa.DataType, fold: Callable[[str], str]) -> pa.Array:
+    if fold is str or not pa.types.is_nested(to):
+        return array.cast(to)
+    # Arrow casts a struct by the exact names of its fields: one in another case would silently be null
+    return conform(pa.RecordBatch.from_arrays([array], ["column"]), pa.schema([("column", to)])).column(0)
 
 
 _SIMPLE: dict[type[st.DataType], pa.DataType] = {

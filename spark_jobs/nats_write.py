@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +33,7 @@ from jetcapture_py.publish_frames import byte_strings, check_subject, header_blo
 from jetcapture_py.route import TemplateKey
 from spark_jobs.nats_options import WriteOptions
 from spark_jobs.publishing import instructs, publish_batches
+from spark_jobs.row_json import encode_rows
 
 SUBJECTS = ("subject", layout.SUBJECT)
 PAYLOADS = ("payload", "value", layout.PAYLOAD)
@@ -41,7 +41,6 @@ HEADERS = ("headers", layout.HEADERS)
 MSG_ID = "msg_id"
 
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,8 @@ class Messages:
     def _payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         if self._payload is not None:
             return pc.fill_null(rows.column(self._payload).cast(pa.binary()), b"")
-        objects = pa.RecordBatch.from_arrays([_in_utc(rows.column(name)) for name in self._fields], self._fields)
-        return pa.array(map(_encode, objects.to_pylist(maps_as_pydicts="strict")), pa.binary())
+        fields = st.StructType([st.StructField(name, self._types[name]) for name in self._fields])
+        return encode_rows([rows.column(name) for name in self._fields], fields)
 
     def _header_maps(self, rows: pa.RecordBatch) -> pa.MapArray | None:
         if self._headers is None:
@@ -155,12 +154,6 @@ def _is_headers(kind: st.DataType) -> bool:
         return False
     value = kind.valueType
     return isinstance(value, _TEXT) or (isinstance(value, st.ArrayType) and isinstance(value.elementType, _TEXT))
-
-
-def _in_utc(column: pa.Array) -> pa.Array:
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        return column.cast(pa.timestamp("us", "UTC"))
-    return column
 
 
 class _Writer:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -34,6 +34,7 @@ from jetcapture_py.units import escaped
 from spark_jobs.archive import archive_view
 from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.login import login, login_arguments
+from spark_jobs.row_json import is_nested, json_of, row_of
 from spark_jobs.storage import Place, in_spark
 
 FORMATS = ("table", "csv", "json", "parquet")
@@ -152,18 +153,21 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
         url, settings = in_spark(output or "", options or {})
         frame.write.options(**settings).parquet(url)
         return
+    names = frame.columns
+    numbered = frame.toDF(*(f"c{number}" for number in range(len(names))))  # two columns may have the same name
+    values = [(sf.col(field.name), field.dataType) for field in numbered.schema]
     with _target(output) as file:
         if format == "json":
-            line = sf.to_json(sf.struct("*"), {"ignoreNullFields": "false"})
-            file.writelines(f"{row[0]}\n" for row in frame.select(line).toLocalIterator())
+            line = row_of([(name, *value) for name, value in zip(names, values, strict=True)])
+            file.writelines(f"{row[0]}\n" for row in numbered.select(line).toLocalIterator())
             return
-        rows = (tuple(row) for row in frame.select(*map(_text, frame.schema)).toLocalIterator())
+        rows = (tuple(row) for row in numbered.select(*starmap(_text, values)).toLocalIterator())
         if format == "csv":
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(frame.columns)
+            writer.writerow(names)
             writer.writerows(rows)
         else:
-            file.writelines(f"{line}\n" for line in table(frame.columns, rows))
+            file.writelines(f"{line}\n" for line in table(names, rows))
 
 
 @contextmanager
@@ -186,13 +190,10 @@ def _target(output: str | None) -> Iterator[TextIO]:
         partial.unlink(missing_ok=True)
 
 
-def _text(field: st.StructField) -> Column:
-    column = sf.col("`" + field.name.replace("`", "``") + "`")
-    if isinstance(field.dataType, st.StructType | st.ArrayType | st.MapType):
-        return sf.to_json(column)
-    if isinstance(field.dataType, st.BinaryType):
-        return sf.base64(column)
-    return column.cast("string")
+def _text(value: Column, kind: st.DataType) -> Column:
+    if is_nested(kind):
+        return json_of(value, kind)
+    return sf.base64(value) if isinstance(kind, st.BinaryType) else value.cast("string")
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:

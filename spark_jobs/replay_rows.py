@@ -15,6 +15,7 @@ from jetcapture_py.publish_frames import check_subject
 from jetcapture_py.route import Part, parse_template
 from spark_jobs.columns import quoted
 from spark_jobs.replay_task import RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
+from spark_jobs.row_json import check_names, is_nested, json_of, row_of
 
 _MOST_TASKS = 8
 """A server queues 10,000 messages of a stream before it drops some; so many windows are below that."""
@@ -54,6 +55,7 @@ class Rows:
 
 def rows_of(frame: DataFrame, template: str, payload: str | None) -> Rows:
     """The rows of `frame`; see `replay` for `template` and `payload`. Raises JetcaptureError."""
+    check_names(frame.columns, "columns")
     parts = _parts(template)
     name = _payload_column(frame, payload)
     messages = layout.STREAM in frame.columns and layout.SEQ in frame.columns
@@ -139,14 +141,14 @@ def _payload_column(frame: DataFrame, payload: str | None) -> str | None:
 def _payload(frame: DataFrame, name: str | None, messages: bool) -> Column:
     if name is not None:
         kind = frame.schema[name].dataType
-        if isinstance(kind, st.StructType | st.ArrayType | st.MapType):
-            return sf.to_json(_column(name)).cast("binary")
+        if is_nested(kind):
+            return json_of(_column(name), kind).cast("binary")
         return _column(name).cast("binary" if isinstance(kind, st.BinaryType) else "string").cast("binary")
     own = [*layout.ENVELOPE, layout.ROW, *(layout.PARTITIONS if messages else ())]
-    fields = [_column(name) for name in frame.columns if name not in own]
+    fields = [(field.name, _column(field.name), field.dataType) for field in frame.schema if field.name not in own]
     if not fields:
         raise JetcaptureError("the rows have nothing to publish: no payload, and no columns but the archive's own")
-    return sf.to_json(sf.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
+    return row_of(fields).cast("binary")
 
 
 def _partitions(frame: DataFrame) -> int | None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from jetcapture_py.config import NatsConfig
 from jetcapture_py.publish_frames import without
 from spark_jobs.publishing import DUE, EXTRA, LINES, instructs, publish_batches
+from spark_jobs.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
 """Columns beside `subject`, `payload` and `headers`, as far as there is such a thing; timestamps in microseconds."""
@@ -127,7 +128,7 @@ class _Preparation:
         found = {EXTRA + FROM_STREAM: given[STREAM], EXTRA + FROM_SEQ: seqs}
         parts = [given[STREAM], seqs, replay]
         if TIMESTAMP in given:
-            found[EXTRA + FROM_TIME] = _rfc3339(given[TIMESTAMP])
+            found[EXTRA + FROM_TIME] = rfc3339(given[TIMESTAMP])
             if task.recreated:
                 parts[2] = pc.binary_join_element_wise(replay, given[TIMESTAMP].cast(pa.string()), "@")
         if task.apart and ROW in given:
@@ -151,11 +152,6 @@ class _Preparation:
         dues = self._due + np.cumsum(gaps)
         self._timestamp, self._due = times[-1], float(dues[-1])
         return pa.array(dues)
-
-
-def _rfc3339(timestamps: pa.Array) -> pa.Array:
-    text = timestamps.cast(pa.timestamp("us")).cast(pa.string())
-    return pc.binary_join_element_wise(pc.binary_replace_slice(text, 10, 11, "T"), "Z", "")
 
 
 def _lines(raw: bytes) -> bytes:

@@ -1,7 +1,9 @@
 """One schema for batches whose columns differ, because they were decoded at different times or by different replicas.
 
 The rules are those of `infer`: null gives way, integers widen, integers and floats meet in double, structs and lists
-are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string.
+are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string. Types that
+are declared and never inferred join in: decimals, and unsigned integers beside signed ones, become the narrowest type
+that holds both exactly.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.decode.nested import struct_array
+
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_MOST_DIGITS = 38
 
 
 def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -66,11 +71,36 @@ def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         return pa.struct(_merge_fields(list(a), list(b)))
     if types.is_list(a) and types.is_list(b):
         return pa.list_(_merge(a.value_type, b.value_type))
-    if types.is_signed_integer(a) and types.is_signed_integer(b):
-        return max(a, b, key=lambda each: each.bit_width)
+    if (exact := _exact(a, b)) is not None:
+        return exact
     if _is_number(a) and _is_number(b):
         return pa.float64()
     return pa.string()
+
+
+def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds integers and decimals of both; None where there is none."""
+    types = pa.types
+    if types.is_integer(a) and types.is_integer(b):
+        if types.is_signed_integer(a) == types.is_signed_integer(b):
+            return max(a, b, key=lambda each: each.bit_width)
+        unsigned, signed = (b, a) if types.is_signed_integer(a) else (a, b)
+        found = _SIGNED.get(max(2 * unsigned.bit_width, signed.bit_width))
+        if found is not None:
+            return found
+    one, other = _digits(a), _digits(b)
+    if one is None or other is None:
+        return None
+    scale = max(one[1], other[1])
+    precision = scale + max(one[0], other[0])
+    return pa.decimal128(precision, scale) if precision <= _MOST_DIGITS else None
+
+
+def _digits(of: pa.DataType) -> tuple[int, int] | None:
+    """The most digits before and after the decimal point; None unless the type is an integer or a decimal."""
+    if pa.types.is_decimal(of):
+        return of.precision - of.scale, of.scale
+    return (len(str(2 ** (of.bit_width - pa.types.is_signed_integer(of)))), 0) if pa.types.is_integer(of) else None
 
 
 def _is_number(of: pa.DataType) -> bool:

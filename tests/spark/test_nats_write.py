@@ -77,7 +77,7 @@ def test_a_row_without_payload_is_published_as_json(spark: SparkSession, live: L
     assert json.loads(payload) == {
         "id": 1,
         "price": 2.5,
-        "at": "2026-01-31T12:00:00Z",
+        "at": "2026-01-31T12:00:00.000000Z",
         "raw": "AP8=",
         "tags": {"k": [1]},
         "s": {"x": "é"},

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,10 @@ from jetcapture_py.decode import conform, unify
 def batch(**columns: Any) -> pa.RecordBatch:
     arrays = [each if isinstance(each, pa.Array) else pa.array(each) for each in columns.values()]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def decimals(value: str, precision: int, scale: int) -> pa.Array:
+    return pa.array([Decimal(value)], pa.decimal128(precision, scale))
 
 
 def together(*batches: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -41,6 +46,14 @@ def test_missing_columns_are_null_in_the_order_of_first_appearance() -> None:
         (pa.array([1]), pa.array([0.5]), [1.0, 0.5]),
         (pa.array([2**60 + 1]), pa.array([0.5]), [float(2**60 + 1), 0.5]),
         (pa.array([1], pa.int8()), pa.array([2**40]), [1, 2**40]),
+        (pa.array([2**64 - 1], pa.uint64()), pa.array([-(2**63)]), [Decimal(2**64 - 1), Decimal(-(2**63))]),
+        (pa.array([2**32 - 1], pa.uint32()), pa.array([2**63 - 1]), [2**32 - 1, 2**63 - 1]),
+        (pa.array([255], pa.uint8()), pa.array([-128], pa.int8()), [255, -128]),
+        (pa.array([255], pa.uint8()), pa.array([2**64 - 1], pa.uint64()), [255, 2**64 - 1]),
+        (decimals("1.50", 10, 2), decimals("0.0001", 12, 4), [Decimal("1.5"), Decimal("0.0001")]),
+        (decimals("1.50", 10, 2), pa.array([2**63 - 1]), [Decimal("1.5"), Decimal(2**63 - 1)]),
+        (decimals("1", 38, 0), decimals("0.5", 38, 10), ["1", "0.5000000000"]),
+        (decimals("1.50", 10, 2), pa.array([0.5]), ["1.50", "0.5"]),
         (pa.array([None]), pa.array(["x"]), [None, "x"]),
         (pa.array([1, None]), pa.array(["x"]), ["1", None, "x"]),
         (pa.array([True]), pa.array([1]), ["true", "1"]),

@@ -1,0 +1,241 @@
+"""Rows and nested values as JSON: the same text from every job and from the data source's writer.
+
+- Timestamps are RFC 3339 in UTC with all six digits of the microsecond, whatever the session's time zone is; a
+  timestamp without a zone stays without one.
+- JSON has no NaN and no infinities. They are the strings "NaN", "Infinity" and "-Infinity", as Spark and Protobuf write
+  them, so that they can be told from null.
+- Nulls are kept, in rows and in structs. Decimals are numbers with every digit, binary is base64, a Variant is the JSON
+  that it holds, and an interval is its SQL literal.
+- A map's key is the text that it would be as a value, without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
+
+`json_of` and `row_of` are columns, computed by Spark. A data source's writer gets Arrow batches and has no access to
+Spark's expressions: `encode_rows` does the same there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import localcontext
+from itertools import pairwise
+from math import isfinite, isnan
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, VariantVal
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from jetcapture_py.errors import JetcaptureError
+
+_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+_NESTED = (st.StructType, st.ArrayType, st.MapType, st.VariantType)
+_TEXT = (st.StringType, st.VarcharType, st.CharType)
+_VARIANT_DIGITS = 60
+"""More than a decimal of a Variant has."""
+_INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
+
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def is_nested(kind: st.DataType) -> bool:
+    """Whether a value of this type has no text of its own but its JSON."""
+    return isinstance(kind, _NESTED)
+
+
+def row_of(fields: Sequence[tuple[str, Column, st.DataType]]) -> Column:
+    """A row as a JSON object of these fields: name, value, and the value's type.
+
+    Raises JetcaptureError when two fields have the same name.
+    """
+    check_names((name for name, _, _ in fields), "columns")
+    for name, _, kind in fields:
+        _check_fields(name, kind)
+    return sf.to_json(sf.struct(*(_with_text_keys(value, kind).alias(name) for name, value, kind in fields)), _OPTIONS)
+
+
+def json_of(value: Column, kind: st.DataType) -> Column:
+    """A value as JSON; `is_nested(kind)`. Null stays null."""
+    _check_fields("", kind)
+    return sf.to_json(_with_text_keys(value, kind), _OPTIONS)
+
+
+def text_of(value: Column, kind: st.DataType) -> Column:
+    """A value as text: what it would be in JSON, without quotes. A string is itself."""
+    if isinstance(kind, _TEXT):
+        return value
+    if is_nested(kind):
+        return json_of(value, kind)
+    text = sf.to_json(sf.array(value), _OPTIONS)
+    return sf.when(value.isNotNull(), sf.regexp_replace(text, r'^\["?|"?\]$', ""))
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Raise JetcaptureError when a name is there twice: a JSON object must not repeat a key."""
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            raise JetcaptureError(f"two {what} are called {name}: a JSON object has each name once; rename one with AS")
+        known.add(name)
+
+
+def _check_fields(name: str, kind: st.DataType) -> None:
+    if isinstance(kind, st.StructType):
+        check_names(kind.fieldNames(), f"fields of {name}" if name else "fields of a struct")
+    for inner in inner_types(kind):
+        _check_fields(name, inner)
+
+
+def inner_types(kind: st.DataType) -> list[st.DataType]:
+    """The types directly inside of a struct, a list or a map."""
+    if isinstance(kind, st.StructType):
+        return [field.dataType for field in kind]
+    if isinstance(kind, st.MapType):
+        return [kind.keyType, kind.valueType]
+    return [kind.elementType] if isinstance(kind, st.ArrayType) else []
+
+
+def _with_text_keys(value: Column, kind: st.DataType) -> Column:
+    """The value with text for the keys of its maps: Spark would print how it stores them, days and addresses even."""
+    if not _has_other_keys(kind):
+        return value
+    if isinstance(kind, st.MapType):
+        values = sf.transform_values(value, lambda _, each: _with_text_keys(each, kind.valueType))
+        return sf.transform_keys(values, lambda key, _: text_of(key, kind.keyType))
+    if isinstance(kind, st.StructType):
+        fields = (_with_text_keys(value.getField(each.name), each.dataType).alias(each.name) for each in kind)
+        return sf.when(value.isNotNull(), sf.struct(*fields))
+    if isinstance(kind, st.ArrayType):
+        return sf.transform(value, lambda each: _with_text_keys(each, kind.elementType))
+    return value
+
+
+def _has_other_keys(kind: st.DataType) -> bool:
+    if isinstance(kind, st.MapType) and not isinstance(kind.keyType, _TEXT):
+        return True
+    return any(map(_has_other_keys, inner_types(kind)))
+
+
+def encode_rows(columns: Sequence[pa.Array], schema: st.StructType) -> pa.BinaryArray:
+    """Each row as a JSON object. `columns` are as Spark hands those of `schema` to Python, all of one length."""
+    names = schema.fieldNames()
+    values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
+    return pa.array([_encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
+
+
+def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
+    """The values as msgspec encodes them."""
+    found: list[Any]
+    if isinstance(kind, st.VariantType):
+        parts = (array.field(name).to_pylist() for name in ("value", "metadata"))
+        return [None if value is None else _variant(value, metadata) for value, metadata in zip(*parts, strict=True)]
+    if isinstance(kind, st.StructType):
+        names = kind.fieldNames()
+        columns = [_values(array.field(number), field.dataType) for number, field in enumerate(kind)]
+        rows = zip(*columns, strict=True) if names else iter([()] * len(array))
+        return _unless_null(array, (dict(zip(names, row, strict=True)) for row in rows))
+    if isinstance(kind, st.ArrayType):
+        found = _values(array.values, kind.elementType)
+        return _unless_null(array, (found[start:stop] for start, stop in pairwise(array.offsets.to_pylist())))
+    if isinstance(kind, st.MapType):
+        found = list(zip(_texts(array.keys, kind.keyType), _values(array.items, kind.valueType), strict=True))
+        return _unless_null(array, (dict(found[start:stop]) for start, stop in pairwise(array.offsets.to_pylist())))
+    found = _scalars(array, kind).to_pylist()
+    if isinstance(kind, st.DayTimeIntervalType):
+        return [None if value is None else _interval(value, kind) for value in found]
+    if isinstance(kind, st.FloatType):
+        found = [None if value is None else float(value) for value in found]
+    if isinstance(kind, (st.FloatType, st.DoubleType)) and not pc.all(pc.is_finite(array)).as_py():
+        return list(map(_finite, found))
+    return found
+
+
+def _scalars(array: pa.Array, kind: st.DataType) -> pa.Array:
+    """The values as an array of what JSON has, as far as Arrow can make it."""
+    if isinstance(kind, st.TimestampType):
+        return rfc3339(array)
+    if isinstance(kind, st.TimestampNTZType):
+        return _iso(array)
+    if isinstance(kind, st.DayTimeIntervalType):
+        return array.cast(pa.int64())
+    if isinstance(kind, (st.DateType, st.FloatType)):  # a float has the fewest digits that tell it from others
+        return array.cast(pa.string())
+    if isinstance(kind, st.TimeType):
+        return pc.replace_substring_regex(array.cast(pa.time64("ns")).cast(pa.string()), r"\.?0+$", "")
+    return array
+
+
+def _variant(value: bytes, metadata: bytes) -> Any:
+    """What a Variant holds. PySpark's own `toJson` cuts long decimals, and prints NaN, which is no JSON."""
+    with localcontext(prec=_VARIANT_DIGITS):
+        return _printable(VariantVal(value, metadata).toPython())
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _printable(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat(" ")
+        return f"{text.rstrip('0') if value.microsecond else text}{'+00:00' if value.tzinfo else ''}"
+    return value
+
+
+def _finite(value: float | None) -> float | str | None:
+    """The number, or the text that stands for what is none in JSON."""
+    if value is None or isfinite(value):
+        return value
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _texts(keys: pa.Array, kind: st.DataType) -> list[str]:
+    """The keys of maps as text."""
+    values = _values(keys, kind)
+    if isinstance(kind, _TEXT):
+        return values
+    encoded = (_encode(value).decode() for value in values)
+    return list(encoded) if is_nested(kind) else [text.strip('"') for text in encoded]
+
+
+def rfc3339(timestamps: pa.Array) -> pa.StringArray:
+    """Timestamps with a zone, or microseconds since the epoch, as RFC 3339 in UTC, to the microsecond."""
+    return pc.binary_join_element_wise(_iso(timestamps), "Z", "")
+
+
+def _iso(timestamps: pa.Array) -> pa.StringArray:
+    micros = timestamps if pa.types.is_integer(timestamps.type) else _micros(timestamps)
+    return pc.replace_substring(micros.cast(pa.timestamp("us")).cast(pa.string()), " ", "T", max_replacements=1)
+
+
+def _micros(timestamps: pa.Array) -> pa.Array:
+    return timestamps.cast(pa.timestamp("us", timestamps.type.tz)).cast(pa.int64())
+
+
+def _interval(micros: int, kind: st.DayTimeIntervalType) -> str:
+    """As Spark prints it: INTERVAL '1 02:03:04.5' DAY TO SECOND."""
+    text, rest = "", abs(micros)
+    for field in range(kind.startField, kind.endField + 1):
+        name, size = _INTERVAL[field]
+        amount, rest = divmod(rest, size)
+        separator = "" if field == kind.startField else " " if field == 1 else ":"
+        text += f"{separator}{amount:0{1 if name == 'DAY' else 2}}"
+    if kind.endField == len(_INTERVAL) - 1 and rest:
+        text += f".{rest:06}".rstrip("0")
+    first, last = _INTERVAL[kind.startField][0], _INTERVAL[kind.endField][0]
+    return f"INTERVAL '{'-' if micros < 0 else ''}{text}' {first if first == last else f'{first} TO {last}'}"
+
+
+def _unless_null(array: pa.Array, values: Iterable[Any]) -> list[Any]:
+    if not array.null_count:
+        return list(values)
+    return [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
