@@ -75,6 +75,13 @@ def parse_template(text: str) -> tuple[Part, ...]:
     return (*parts, *_text(text[position:], text))
 
 
+def part_name(part: Part) -> str:
+    """What a template has between the braces for `part`; "" for text."""
+    if part.kind == "token":
+        return f"subject[{part.value}]"
+    return {"text": "", "subject": "subject", "header": f"header.{part.value}"}.get(part.kind, str(part.value))
+
+
 def _text(piece: str, template: str) -> list[Part]:
     if "{" in piece or "}" in piece:
         raise ValueError(f"unbalanced braces in {template!r}")

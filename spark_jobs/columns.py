@@ -25,6 +25,19 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None:
+    """The one of `names` that Spark means by `name`, exactly that if it is there; None if there is none.
+
+    Raises JetcaptureError when it may be either of two.
+    """
+    if name in names or case_sensitive:
+        return name if name in names else None
+    found = [each for each in names if each.casefold() == name.casefold()]
+    if len(found) > 1:
+        raise JetcaptureError(f"columns {found[0]} and {found[1]} differ in case only: rename one with AS")
+    return found[0] if found else None
+
+
 class Table:
     """The columns that a set of objects has together, and how each object's columns become them.
 

@@ -45,9 +45,13 @@ _SCALARS: dict[st.DataType, str] = {
     st.TimestampType(): "timestamp",
 }
 
+_NOTHING_TO_DECODE = "format json: there is no column to decode: name them in option columns, or in the schema"
+
 
 def schema_text(options: ReadOptions) -> str:
-    """The columns of a read that was not given any, as DDL: the envelope, and then `columns`."""
+    """The columns of a read that was not given any, as DDL: the envelope, and then `columns`. Raises ConfigError."""
+    if options.format == "json" and not options.columns:
+        raise ConfigError(_NOTHING_TO_DECODE)
     names = [name for name in layout.ENVELOPE if name != layout.HEADERS or options.include_headers]
     return ", ".join([*(f"{name} {_SPARK_TYPES[name]}" for name in names), *filter(None, [options.columns])])
 
@@ -75,11 +79,15 @@ class Columns:
                 raise ConfigError(f"column {field.name}: what others publish cannot be promised to be NOT NULL")
             types[field.name] = _type(field.name, field.dataType)
         self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
-        for name in layout.ENVELOPE:
-            expected = pa.string() if name == layout.STREAM else ENVELOPE.field(name).type
-            if name in types and self._schema.field(name).type != expected:
-                raise ConfigError(f"column {name}: its type is {_SPARK_TYPES[name]}")
-        fields = {name: text for name, text in types.items() if name not in layout.ENVELOPE}
+        # whatever case the session goes by: no field of JSON becomes a column of such a name
+        self._envelope = {name: name.lower() for name in types if name.lower() in layout.ENVELOPE}
+        for name, column in self._envelope.items():
+            expected = pa.string() if column == layout.STREAM else ENVELOPE.field(column).type
+            if self._schema.field(name).type != expected:
+                raise ConfigError(f"column {name}: its type is {_SPARK_TYPES[column]}")
+        fields = {name: text for name, text in types.items() if name not in self._envelope}
+        if not fields and options.format == "json":
+            raise ConfigError(_NOTHING_TO_DECODE)
         if fields and options.format == "raw":
             raise ConfigError(f"format raw has no column {next(iter(fields))}; format json decodes it from the payload")
         self._fields = list(fields)
@@ -87,8 +95,9 @@ class Columns:
             self._decoder = JsonDecoder(_declared(fields)) if fields else None
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        self._headers = layout.HEADERS in types
-        self.bare = not fields and not self._headers and layout.PAYLOAD not in types
+        wanted = set(self._envelope.values())
+        self._headers = layout.HEADERS in wanted
+        self.bare = not fields and wanted.isdisjoint((layout.HEADERS, layout.PAYLOAD))
         """Whether the messages' subjects and positions are all that is asked for."""
 
     def batches(self, chunks: Iterable[tuple[str, Received]], part: Range) -> Iterator[pa.RecordBatch]:
@@ -120,10 +129,13 @@ class Columns:
             fields = dict(zip(self._fields, columns, strict=True))
         arrays = []
         for name in self._names:
-            if name == layout.STREAM:
+            column = self._envelope.get(name)
+            if column is None:
+                arrays.append(fields[name])
+            elif column == layout.STREAM:
                 arrays.append(pa.repeat(pa.scalar(self._options.stream, pa.string()), len(batch)))
             else:
-                arrays.append(fields[name] if name in fields else batch.column(name))
+                arrays.append(batch.column(column))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _check(self, batch: MessageBatch, failures: Sequence[Failure]) -> None:

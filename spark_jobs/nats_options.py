@@ -109,11 +109,23 @@ class ReadOptions(Options):
         return self
 
 
+_NO_TABLES = (
+    "Spark keeps no options of a table for a data source in Python; "
+    "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
+)
+
 Kind = TypeVar("Kind", bound=Options)
 
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
-    """The options, checked; raises ConfigError, which never shows a secret."""
+    """The options, checked; raises ConfigError, which never shows a secret.
+
+    No option at all is no way to ask for the default server: a table that CREATE TABLE made comes without any.
+    """
+    if not given:
+        raise ConfigError(f"there are no options, not even servers: if this is a table, {_NO_TABLES}")
+    if any(name.lower() == "provider" for name in given):
+        raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
     names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
     names |= {_fold(name): name for name in login.OPTIONS}
     chosen: dict[str, str] = {}

@@ -3,9 +3,10 @@
 A row's subject comes from the option `subject`, a template in the words of a capture's key such as `orders.{region}`;
 by default it is `{subject}`, the row's column `subject` or `_nats_subject`. Its payload is its column `payload`,
 `value` or `_nats_payload`, the first that there is; without any, all columns that are nothing else make a JSON object.
-Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id.
+Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id, or a
+`Nats-Msg-Id` in `headers`. These columns are found in any case, unless spark.sql.caseSensitive is set.
 
-A row without `msg_id` gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
+A row without an id gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
 row's place in it, and a hash of the message. So a task that runs again publishes nothing twice within the stream's
 duplicate window, if the plan is deterministic: the same rows in the same order. If it is not, rows may be published
 twice, but none is taken for another and lost.
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +31,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from jetcapture_py import layout
 from jetcapture_py.batch import HEADERS_TYPE, MessageBatch
-from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.publish_frames import byte_strings, check_subject, header_blocks, without
-from jetcapture_py.route import TemplateKey
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
+from jetcapture_py.publish_frames import MESSAGE_ID, byte_strings, check_subject, header_blocks, without
+from jetcapture_py.route import TemplateKey, part_name
+from spark_jobs.columns import find
 from spark_jobs.nats_options import WriteOptions
 from spark_jobs.publishing import instructs, publish_batches
-from spark_jobs.row_json import encode_rows
+from spark_jobs.row_json import encode_rows, shorten
 
 SUBJECTS = ("subject", layout.SUBJECT)
 PAYLOADS = ("payload", "value", layout.PAYLOAD)
@@ -41,6 +45,7 @@ HEADERS = ("headers", layout.HEADERS)
 MSG_ID = "msg_id"
 
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
+_ID_IN_HEADERS = TemplateKey(f"{{header.{MESSAGE_ID}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +59,18 @@ class Written(WriterCommitMessage):
 class Messages:
     """Makes messages of rows with the columns of `schema`; ConfigError when that cannot be."""
 
-    def __init__(self, options: WriteOptions, schema: st.StructType) -> None:
+    def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
+        self._schema, self._case_sensitive = schema, case_sensitive
         self._names = schema.fieldNames()
+        if doubled := [name for name, count in Counter(self._names).items() if count > 1]:
+            raise ConfigError(f"two columns are called {doubled[0]}: rename one with AS")
         self._types = {field.name: field.dataType for field in schema}
-        self._payload = next((name for name in PAYLOADS if name in self._types), None)
-        self._own = next((name for name in SUBJECTS if name in self._types), None)
-        self._headers = next((name for name in HEADERS if name in self._types), None)
+        self._payload = self._first(PAYLOADS)
+        self._own = self._first(SUBJECTS)
+        self._headers = self._first(HEADERS)
+        self._id = self._first((MSG_ID,))
+        self._called = list(self._names)
+        """The columns' names as the template has them."""
         self._subject = self._template(options.subject or "{subject}")
         if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
             raise ConfigError(
@@ -67,12 +78,28 @@ class Messages:
             )
         if self._headers is not None and not _is_headers(self._types[self._headers]):
             raise ConfigError(f"column {self._headers}: headers are map<string, string> or map<string, array<string>>")
-        if MSG_ID in self._types and not isinstance(self._types[MSG_ID], _TEXT):
-            raise ConfigError(f"column {MSG_ID}: a message id is a string")
-        taken = {*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW}
-        self._fields = [name for name in self._names if name not in taken]
-        if self._payload is None and not self._fields:
+        if self._id is not None and not isinstance(self._types[self._id], _TEXT):
+            raise ConfigError(f"column {self._id}: a message id is a string")
+        taken = {self._first((name,)) for name in (*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW)}
+        self._fields = [number for number, name in enumerate(self._names) if name not in taken]
+        if self._payload is None:
+            self._check_fields()
+
+    def _first(self, names: Iterable[str]) -> str | None:
+        """The column of the first of these names that there is."""
+        try:
+            found = (find(name, self._names, case_sensitive=self._case_sensitive) for name in names)
+            return next(filter(None, found), None)
+        except JetcaptureError as error:
+            raise ConfigError(str(error)) from None
+
+    def _check_fields(self) -> None:
+        if not self._fields:
             raise ConfigError("the rows have nothing to publish: no payload, and no other columns")
+        for field in (self._schema[number] for number in self._fields):
+            if isinstance(field.dataType, (st.YearMonthIntervalType, st.CalendarIntervalType)):
+                kind = field.dataType.simpleString()
+                raise ConfigError(f"column {field.name}: {kind} cannot be published: cast it to string")
 
     def _template(self, text: str) -> TemplateKey:
         """The template, of whose columns it is known that they are there."""
@@ -91,10 +118,13 @@ class Messages:
         return template
 
     def _check_field(self, path: str) -> None:
-        kind = self._types.get(path) or self._types.get(path.split(".")[0])
-        if kind is None:
+        whole = self._first((path,))
+        name = whole or self._first((path.split(".")[0],))
+        if name is None:
             raise ConfigError(f"subject: there is no column {path}; there are {', '.join(self._names)}")
-        if path in self._types and not isinstance(kind, (*_TEXT, st.IntegralType)):
+        kind = self._types[name]
+        self._called[self._names.index(name)] = path if whole else path.split(".")[0]
+        if whole and not isinstance(kind, (*_TEXT, st.IntegralType)):
             raise ConfigError(f"subject: column {path} is neither string nor integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
@@ -103,30 +133,55 @@ class Messages:
         for rows in batches:
             rows = rows.rename_columns(self._names)
             payloads, headers = self._payloads(rows), self._header_maps(rows)
-            subjects = self._subjects(rows, headers)
-            ids = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
-            if MSG_ID in self._types:
-                ids = pc.coalesce(rows.column(MSG_ID).cast(pa.string()), ids)
+            message = self._message(rows, headers)
+            subjects = self._subjects(message, rows)
+            generated = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
+            ids = pc.coalesce(self._own_ids(message, rows), generated)
             first += rows.num_rows
             given = {"subject": subjects, "payload": payloads, "id": ids}
             yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
 
-    def _subjects(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
+    def _message(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> MessageBatch:
+        """What a template asks about a message, of each row."""
         own = pa.nulls(rows.num_rows, pa.string()) if self._own is None else rows.column(self._own).cast(pa.string())
         envelope = {layout.SUBJECT: own, layout.HEADERS: pa.nulls(rows.num_rows, HEADERS_TYPE)}
         if headers is not None:
             envelope[layout.HEADERS] = headers
-        message = MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(envelope))
-        subjects = self._subject(message, rows)
+        return MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(envelope))
+
+    def _subjects(self, message: MessageBatch, rows: pa.RecordBatch) -> pa.StringArray:
+        fields = rows.rename_columns(self._called)
+        subjects = self._subject(message, fields)
         if subjects.null_count:
-            raise SourceError("a row has no subject: a column in it is null")
+            row = pc.index(subjects.is_null(), True).as_py()
+            null = (
+                name
+                for name in map(part_name, self._subject.parts)
+                if name and not TemplateKey(f"{{{name}}}")(message, fields)[row].is_valid
+            )
+            (shown,) = encode_rows([column.slice(row, 1) for column in rows.columns], self._schema)
+            raise SourceError(f"a row has no subject: {next(null)} is null in {shorten(shown.as_py())}")
         return subjects
+
+    def _own_ids(self, message: MessageBatch, rows: pa.RecordBatch) -> pa.StringArray:
+        """The message ids that the rows bring with them, null for none."""
+        in_headers = _not_empty(_ID_IN_HEADERS(message, rows))
+        if self._id is None:
+            return in_headers
+        ids = _not_empty(rows.column(self._id).cast(pa.string()))
+        row = pc.index(pc.not_equal(ids, in_headers), True).as_py()
+        if row >= 0:
+            raise SourceError(
+                f"a row has two message ids: {self._id} is {str(ids[row])!r}, "
+                f"and {MESSAGE_ID} in its headers is {str(in_headers[row])!r}"
+            )
+        return pc.coalesce(ids, in_headers)
 
     def _payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
         if self._payload is not None:
             return pc.fill_null(rows.column(self._payload).cast(pa.binary()), b"")
-        fields = st.StructType([st.StructField(name, self._types[name]) for name in self._fields])
-        return encode_rows([rows.column(name) for name in self._fields], fields)
+        fields = st.StructType([self._schema[number] for number in self._fields])
+        return encode_rows([rows.column(number) for number in self._fields], fields)
 
     def _header_maps(self, rows: pa.RecordBatch) -> pa.MapArray | None:
         if self._headers is None:
@@ -136,7 +191,11 @@ class Messages:
             items = pa.ListArray.from_arrays(pa.array(np.arange(len(headers.items) + 1), pa.int32()), headers.items)
             headers = pa.MapArray.from_arrays(headers.offsets, headers.keys, items, mask=headers.is_null())
         headers = headers.cast(HEADERS_TYPE)
-        return without(headers, instructs) if self._headers == layout.HEADERS else headers
+        return headers if self._headers == self._first(HEADERS[:1]) else without(headers, instructs)
+
+
+def _not_empty(texts: pa.StringArray) -> pa.StringArray:
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _ids(
@@ -156,18 +215,34 @@ def _is_headers(kind: st.DataType) -> bool:
     return isinstance(value, _TEXT) or (isinstance(value, st.ArrayType) and isinstance(value.elementType, _TEXT))
 
 
+def check(options: WriteOptions, schema: st.StructType) -> None:
+    """Raise ConfigError when rows with these columns can be no messages.
+
+    Spark does not say here whether the session is case-sensitive: what only then is right is left to the tasks.
+    """
+    try:
+        Messages(options, schema)
+    except ConfigError:
+        with suppress(ConfigError):
+            Messages(options, schema, case_sensitive=True)
+            return
+        raise
+
+
 class _Writer:
     """What both writers do in a task."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("messages can only be appended to a stream: use mode append")
-        Messages(options, schema)
+        check(options, schema)
         self._options, self._schema = options, schema
         self._save = uuid.uuid4().hex
 
     def _publish(self, batches: Iterable[pa.RecordBatch], writing: str) -> Written:
-        messages = Messages(self._options, self._schema).of(batches, f"{writing}:{_task().partitionId()}")
+        sensitive = _task().getLocalProperty("spark.sql.caseSensitive") == "true"
+        rows = Messages(self._options, self._schema, case_sensitive=sensitive)
+        messages = rows.of(batches, f"{writing}:{_task().partitionId()}")
         return Written(*publish_batches(messages, self._options.nats, self._options.window))
 
 

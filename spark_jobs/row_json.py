@@ -38,6 +38,7 @@ _OPTIONS = {
 }
 _NESTED = (st.StructType, st.ArrayType, st.MapType, st.VariantType)
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
+_LONGEST_SHOWN = 300
 _VARIANT_DIGITS = 60
 """More than a decimal of a Variant has."""
 _INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
@@ -128,6 +129,12 @@ def encode_rows(columns: Sequence[pa.Array], schema: st.StructType) -> pa.Binary
     names = schema.fieldNames()
     values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
     return pa.array([_encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
+
+
+def shorten(row: str | bytes) -> str:
+    """The JSON of a row for a message: not long."""
+    text = row if isinstance(row, str) else row.decode()
+    return f"{text[:_LONGEST_SHOWN]}{'…' if len(text) > _LONGEST_SHOWN else ''}"
 
 
 def _values(array: pa.Array, kind: st.DataType) -> list[Any]:

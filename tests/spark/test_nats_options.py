@@ -90,6 +90,12 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
 @pytest.mark.parametrize(
     ("options", "column", "expected"),
     [
+        (
+            {"format": "json"},
+            ("_nats_seq", st.LongType()),
+            "format json: there is no column to decode: name them in option columns, or in the schema",
+        ),
+        ({}, ("_NATS_SEQ", st.StringType()), "column _NATS_SEQ: its type is bigint"),
         ({}, ("id", st.LongType()), "format raw has no column id; format json decodes it from the payload"),
         ({}, ("_nats_seq", st.StringType()), "column _nats_seq: its type is bigint"),
         (

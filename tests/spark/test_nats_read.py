@@ -188,6 +188,21 @@ def test_a_schema_of_the_users_own_is_exactly_what_is_read(spark: SparkSession, 
     )
 
 
+def test_columns_of_the_envelope_are_found_in_any_case(spark: SparkSession, live: Live) -> None:
+    live.send([("orders.a", b'{"id": 7}')])
+    frame = spark.read.format("nats").options(**live.options, format="json")
+    rows = frame.schema("_NATS_SEQ bigint, id bigint, _Nats_Subject string").load().collect()
+    assert [row.asDict() for row in rows] == [{"_NATS_SEQ": 1, "id": 7, "_Nats_Subject": "orders.a"}]
+
+
+def test_json_without_columns_says_what_to_do(spark: SparkSession, live: Live) -> None:
+    with pytest.raises(Exception, match="format json") as raised:
+        spark.read.format("nats").options(**live.options, format="json").load()
+    assert message(raised.value) == (
+        "format json: there is no column to decode: name them in option columns, or in the schema"
+    )
+
+
 @pytest.mark.parametrize(("mode", "expected"), [("PERMISSIVE", [1, None, 3, None]), ("dropMalformed", [1, 3])], ids=str)
 def test_the_mode_says_what_becomes_of_messages_that_do_not_fit(
     spark: SparkSession, live: Live, mode: str, expected: Iterable[int | None]

@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
 from spark_jobs.nats_options import WriteOptions, parse
-from spark_jobs.nats_write import Messages
+from spark_jobs.nats_write import check
 from tests.spark.live import Live, message
 from tests.support.streams import Stored, read_stream
 
@@ -123,6 +123,49 @@ def test_rows_under_one_message_id_are_stored_once(spark: SparkSession, live: Li
     assert [payload for _, payload in parts(live)] == [b"x", b"z", b"z", b"z", b"z"]  # without an id, all are wanted
 
 
+def test_a_message_id_among_the_headers_is_the_rows_id(spark: SparkSession, live: Live) -> None:
+    frame = spark.sql(
+        "SELECT 'orders.a' AS subject, value AS payload, map('Nats-Msg-Id', id, 'A', '1') AS headers, msg_id FROM "
+        "VALUES ('x', 'one', NULL), ('y', 'one', NULL), ('z', NULL, NULL), ('v', NULL, 'two'), ('w', 'two', 'two') "
+        "AS t(value, id, msg_id)"
+    ).coalesce(1)
+    write(frame, live)
+    write(frame.drop("msg_id").where("value <> 'z'"), live)
+    assert [(each.payload, each.headers) for each in stored(live)] == [
+        (b"x", ("A: 1",)),
+        (b"z", ("A: 1",)),
+        (b"v", ("A: 1",)),
+        (b"v", ("A: 1",)),
+    ]
+    error = failure(
+        spark.sql("SELECT 'orders.a' AS subject, 'x' AS payload, map('Nats-Msg-Id', 'a') AS headers, 'b' AS msg_id"),
+        live,
+    )
+    assert error == "a row has two message ids: msg_id is 'b', and Nats-Msg-Id in its headers is 'a'"
+
+
+def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spark: SparkSession, live: Live) -> None:
+    sql = (
+        "SELECT 'orders.a' AS Subject, 'x' AS PAYLOAD, map('A', '1') AS Headers, 'id' AS Msg_Id, 'eu' AS Region "
+        "FROM range(2)"
+    )
+    write(spark.sql(sql), live)
+    write(spark.sql(sql).drop("Subject", "Msg_Id"), live, subject="orders.{region}")
+    assert [each[1:] for each in stored(live)] == [
+        ("orders.a", ("A: 1",), b"x"),
+        ("orders.eu", ("A: 1",), b"x"),
+        ("orders.eu", ("A: 1",), b"x"),
+    ]
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        write(spark.sql("SELECT 'orders.b' AS subject, 1 AS Subject, 2 AS Headers"), live)
+        assert json.loads(stored(live)[-1].payload) == {"Subject": 1, "Headers": 2}
+        error = failure(spark.sql("SELECT 'orders.b' AS Subject, 'x' AS payload"), live)
+        assert error.startswith("there is no subject")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
 def test_a_task_that_runs_again_publishes_nothing_twice(live: Live) -> None:
     command = [sys.executable, "-m", "tests.spark.write_with_a_failing_task", live.server.url, "2000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -156,6 +199,23 @@ def test_a_streaming_query_copies_a_stream_and_a_repeated_batch_publishes_nothin
     )
 
 
+def test_a_table_whose_options_spark_drops_is_never_written_to(spark: SparkSession, live: Live) -> None:
+    with pytest.raises(Exception, match="CREATE TABLE") as raised:
+        spark.sql(f"CREATE TABLE lost USING nats OPTIONS (servers '{live.server.url}', stream 'ORDERS')")
+    assert message(raised.value) == (
+        "CREATE TABLE: Spark keeps no options of a table for a data source in Python; "
+        "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
+    )
+    spark.sql(f"CREATE TABLE lost (subject string, payload string) USING nats OPTIONS (servers '{live.server.url}')")
+    try:
+        for sql in ("INSERT INTO lost VALUES ('orders.a', 'x')", "SELECT * FROM lost"):
+            with pytest.raises(Exception, match="no options") as raised:
+                spark.sql(sql).collect()
+            assert message(raised.value).startswith("there are no options, not even servers: ")
+    finally:
+        spark.sql("DROP TABLE lost")
+
+
 def test_sql_inserts_through_a_view(spark: SparkSession, live: Live) -> None:
     spark.sql(
         f"CREATE OR REPLACE TEMPORARY VIEW outbox (subject string, payload string) USING nats "
@@ -173,7 +233,11 @@ def test_sql_inserts_through_a_view(spark: SparkSession, live: Live) -> None:
             {},
             "invalid subject 'orders.*': a message cannot be published",
         ),
-        ("SELECT NULL || '' AS a, 'x' AS value", {"subject": "a.{a}"}, "a row has no subject: a column in it is null"),
+        (
+            "SELECT CAST(NULL AS string) AS a, 'y' AS value",
+            {"subject": "orders.{a}"},
+            'a row has no subject: a is null in {"a":null,"value":"y"}',
+        ),
         ("SELECT 'x' AS payload", {"subject": "a", "mode": "overwrite"}, "messages can only be appended to a stream"),
     ],
 )
@@ -201,6 +265,12 @@ def test_what_cannot_be_written_is_one_clear_error(
         ({"subject": "string"}, {}, "the rows have nothing to publish: no payload, and no other columns"),
         ({"headers": "string", "value": "string"}, {"subject": "a"}, "column headers: headers are map<string, string>"),
         ({"msg_id": "integer", "value": "string"}, {"subject": "a"}, "column msg_id: a message id is a string"),
+        (
+            {"Subject": "string", "SUBJECT": "string", "value": "string"},
+            {},
+            "columns Subject and SUBJECT differ in case only",
+        ),
+        ({"a": "interval year"}, {"subject": "a"}, "column a: interval year cannot be published: cast it to string"),
         ({"payload": "string"}, {"subjects": "a"}, "subjects: unknown option; did you mean subject?"),
         ({"payload": "string"}, {"subject": "a", "window": "0"}, "window: expected at least 1"),
     ],
@@ -210,7 +280,7 @@ def test_rows_that_can_be_no_messages_are_refused_before_anything_runs(
 ) -> None:
     schema = st.StructType()
     for name, kind in columns.items():
-        schema.add(name, kind)
+        schema.add(name, st.YearMonthIntervalType(0, 0) if kind == "interval year" else kind)
     with pytest.raises(ConfigError) as raised:
-        Messages(parse(WriteOptions, options), schema)
+        check(parse(WriteOptions, {"servers": "nats://127.0.0.1:1"} | options), schema)
     assert str(raised.value).startswith(expected)
