@@ -72,7 +72,7 @@ class Target:
         fs = s3fs.S3FileSystem(**self._options, use_listings_cache=False) if self._options else LocalFileSystem()
         root = self._place.removeprefix("s3://")
         sizes = {name: entry["size"] for name, entry in fs.find(root, detail=True).items()}
-        sizes = {name: size for name, size in sizes.items() if not name.removeprefix(root).startswith("/_")}
+        sizes = {name: size for name, size in sizes.items() if not name.removeprefix(root).startswith(("/_", "/."))}
         if not sizes:
             return Stored()
         parts = []
