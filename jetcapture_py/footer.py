@@ -15,7 +15,7 @@ _USUAL = 64 << 10
 
 
 def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
-    """The entries of ours in the footer of an object, of which `end(n)` gives the last n bytes, or all if it has fewer.
+    """Read our entries in the footer of an object, of which `end(n)` gives the last n bytes, or all if it has fewer.
 
     Raises ValueError if there is no footer, or none that is proven: Arrow may end the process over a broken one.
     """

@@ -1,4 +1,4 @@
-"""Notice that the rule by which messages get their key and bucket is not the one of the objects stored last.
+"""Warn if messages would get their key and bucket by another rule than those of the object stored last.
 
 All copies of a message lie under one key and bucket as long as the rule stays. Those of messages that were in flight
 when it was changed may not, and only a full deduplication then drops them.
@@ -34,7 +34,7 @@ ADVICE = (
 
 
 def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
-    """The rule in words that change when keys do: the template, or the name of a function, and what fields are."""
+    """Describe how keys are made: the template or the name of a function, and where the template's fields come from."""
     if key is not None:
         return _name(key)
     if plugins.is_reference(template):
@@ -50,13 +50,13 @@ def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decod
 
 
 def _name(code: Any) -> str:
-    """`module:name` of a function, or of an object's class."""
+    """Return `module:name` of a function, or of an object's class."""
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{named.__module__}:{named.__qualname__}"
 
 
 def _declared(field: str, decode: FormatConfig) -> str:
-    """The column that a template's field is taken from, as it was declared."""
+    """Describe the declared column that a template's field is taken from."""
     stored = {layout.field_name(name): column for name, column in decode.columns.items()}
     head = field.split(".")[0]
     for name in (field, layout.field_name(field), layout.field_name(head)):
@@ -86,7 +86,7 @@ async def warn_of_change(capture: Capture) -> None:
 
 
 def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
-    """How the rule of an object, as its footer says it, differs from that of the encoder: what was and what is."""
+    """Compare the rule in an object's footer with the encoder's: what it was and what it is, where that differs."""
     found: dict[str, str] = {}
     if (before := stored.get("key_rule")) is not None and now.key_rule is not None and before != now.key_rule:
         found |= {"key_before": before, "key": now.key_rule}
@@ -97,7 +97,7 @@ def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
 
 
 def _last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
-    """Path and footer of the object that was stored last, if the watermark names one. Raises StoreError, ValueError."""
+    """Read the footer of the object that the watermark says was stored last; its path and its entries."""
     if not (isinstance(store, NoteStore) and isinstance(store, ObjectReader)):
         return None
     data = store.read_note(watermark.path(stream))

@@ -111,7 +111,7 @@ class Preparer:
             keys = self.key(rows, fields)
             if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
                 raise TypeError("the key function did not give a string array with one key a row")
-            keys.validate(full=True)  # of what is not UTF-8, no directory can be named
+            keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
         except BaseException as error:  # also sys.exit: it is the message's fault, and must not end the process
             if len(rows) == 1:
                 return pa.nulls(1, pa.string()), {0: one_line(error)}

@@ -134,7 +134,7 @@ class FsspecStore:
             raise StoreError(f"cannot read {path}: {_said(error)}") from error
 
     def read_end(self, path: str, size: int) -> bytes:
-        """The last bytes of an object."""
+        """Read the last bytes of an object."""
 
         def read(fs: Any) -> bytes:
             place = f"{root_of(self.root, None)}/{path}"

@@ -71,10 +71,10 @@ class NoteStore(Protocol):
 
 @runtime_checkable
 class ObjectReader(Protocol):
-    """What a store may do besides: give the end of an object, where its footer is. Raises `StoreError`."""
+    """A store that can also read the end of an object, where its footer is. Raises `StoreError`."""
 
     def read_end(self, path: str, size: int) -> bytes:
-        """The last `size` bytes of the object at `path`, relative to the archive's root, or all if it has fewer."""
+        """Read the last `size` bytes, or all, of the object at `path`, relative to the archive's root."""
         ...
 
 
@@ -157,7 +157,7 @@ class LocalStore:
         self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
 
     def read_end(self, path: str, size: int) -> bytes:
-        """The last bytes of an object."""
+        """Read the last bytes of an object."""
         try:
             with Path(f"{root_of(self.root, None)}/{path}").open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - size))

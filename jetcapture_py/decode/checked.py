@@ -1,4 +1,4 @@
-"""Call a decoder, whoever wrote it, and check what it gives. A message that it cannot handle fails alone."""
+"""Call decoders of any origin and check their results, so that a message that one cannot handle fails alone."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from jetcapture_py.text import one_line
 _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
 """Column names that are not a decoder's to give."""
 _OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
-"""Decoders whose columns are not looked into."""
+"""Decoders whose columns need no validation."""
 _LONGEST_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
 
 def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
-    """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find those at fault.
+    """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find the bad ones.
 
     Never raises, whatever the decoder does: `sys.exit` in it fails a message, too.
     """
@@ -48,10 +48,10 @@ def _failed(error: BaseException) -> Decoded:
 
 
 def _together(parts: list[Decoded]) -> Decoded:
-    """What was decoded of each message alone, as one batch."""
+    """Join the results of single messages; those whose columns do not go together with the first fail."""
     try:
         return _joined(parts)
-    except Exception as error:  # columns whose values do not go together: keep those that are like the first
+    except Exception as error:
         schema = next(part.fields.schema for part in parts if part.fields.num_columns)
         like = [part.fields.schema.equals(schema) or not part.fields.num_columns for part in parts]
         return _joined([part if same else _failed(error) for part, same in zip(parts, like, strict=True)])
@@ -85,7 +85,7 @@ def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
 
 
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
-    """What was decoded of `count` messages, if it is as `Decoded` and `Decoder` promise; raises otherwise."""
+    """Return the result for `count` messages if it is as `Decoded` and `Decoder` promise; raise otherwise."""
     if not hasattr(decoded, "fields"):
         raise TypeError(f"the decoder gave {type(decoded).__name__} and not Decoded")
     fields, messages = decoded.fields, decoded.messages
@@ -135,7 +135,7 @@ def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Seq
 
 
 def _failure(given: Any) -> Failure:
-    """A failure as it may be stored: the decoder's own texts may be anything."""
+    """Make a failure fit to be stored: the decoder may have put anything into it."""
     stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
     error = one_line(given.error) or "the decoder gave no reason"
     return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)
@@ -143,7 +143,7 @@ def _failure(given: Any) -> Failure:
 
 @lru_cache(maxsize=1024)
 def _unstorable(of: pa.DataType) -> str | None:
-    """Why columns of that type cannot be put into blocks and stored as Parquet, if they cannot."""
+    """Say why columns of that type cannot be put into blocks and stored as Parquet; None if they can."""
     table = pa.schema([("column", of)]).empty_table()
     try:
         table = pa.concat_tables([table, table]).combine_chunks().take(pa.array([], pa.int64()))
