@@ -16,13 +16,14 @@ from jetcapture_py.errors import SourceError
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_SUBJECT_BYTES = 3840
 """Longest subject: a server ends the connection over a command line of more than 4096 bytes."""
+PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
+"""What most subjects are like: words of ASCII. Arrow and Java read it alike."""
 Headers = Sequence[tuple[str, str]]
 
 _SLICE_ROWS = 4096
 _SLICE_BYTES = 8 * 1024 * 1024
 _VERSION = "NATS/1.0\r\n"
 _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
-_PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _HEADER_VALUE = re.compile(r"[^\r\n\x00]*")
 _STORED_NAME = re.compile(r"(?:(?!\r\n)[^:])+")
@@ -48,7 +49,7 @@ def check_subject(subject: str) -> None:
 def unusual_subjects(subjects: pa.Array) -> list[str]:
     """The distinct subjects that `check_subject` has to look at; the others are plain words and short."""
     plain = pc.and_(
-        pc.match_substring_regex(subjects, _PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
+        pc.match_substring_regex(subjects, PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
     )
     found: list[str] = pc.unique(subjects.filter(pc.invert(plain))).to_pylist()
     return found

@@ -1,4 +1,4 @@
-"""Values as people read and write them: durations, sizes, and text that is safe to show on one line.
+"""Values as people read and write them: durations, sizes, times, and text that is safe to show on one line.
 
     duration = seconds | [n "d"] [n "h"] [n "m"] [n "s"] [n "ms"]      "1h30m"  "15m"  "500ms"  "1.5h"  90  "90"
     size     = bytes   | n ("B" | "KB" | "kB" | "MB" | "GB" | "TB" | "KiB" | "MiB" | "GiB" | "TiB")      "128MiB"  1024
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from typing import Self
 
@@ -46,6 +47,7 @@ _DURATION = re.compile(DURATION_PATTERN.removesuffix("$") + r"\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
 _AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
+_DAYS_AGO = {"today": 0, "yesterday": 1}
 _LONGEST_SHOWN = 80
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -95,6 +97,31 @@ def parse_size(value: object) -> int:
     if size.denominator != 1:
         raise ValueError(f"expected a whole number of bytes, got {quoted(value)}")
     return int(size)
+
+
+def parse_time(value: object) -> datetime:
+    """A moment from a datetime with a time zone, a date, or text: RFC 3339, or the beginning of today or yesterday.
+
+    A date begins, and text without a zone is, in UTC. A datetime without a zone is refused: Python takes it for local
+    time. Raises ValueError with one line that says what was expected.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"{value.isoformat()} has no time zone")
+        return value
+    if isinstance(value, date):
+        return datetime.combine(value, time(), UTC)
+    if value in _DAYS_AGO:
+        return datetime.combine(datetime.now(UTC), time(), UTC) - timedelta(days=_DAYS_AGO[str(value)])
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise ValueError(
+            f"expected a time such as 2026-05-01T12:00:00Z, a date, today or yesterday, got {quoted(value)}"
+        )
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def format_duration(seconds: float) -> str:

@@ -27,6 +27,7 @@ from spark_jobs.columns import Columns, Table, quoted
 from spark_jobs.engine import ArrowEngine
 from spark_jobs.objects import Archive, Listing, VanishedError
 from spark_jobs.overlaps import Range, resolve
+from spark_jobs.part import Keys, Moment, Part
 
 Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]
@@ -42,9 +43,9 @@ def read_archive(
     url: str,
     stream: str,
     *,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    keys: Iterable[str | None] | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    keys: Keys | None = None,
     columns: Columns | None = None,
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
@@ -54,7 +55,8 @@ def read_archive(
     """The archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
     `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
-    which objects are opened at all. An archive with another `block.time` has buckets in that time: filter it with SQL.
+    which objects are opened at all: a datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by
+    default in UTC. An archive with another `block.time` has buckets in that time: filter it with SQL.
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
@@ -73,33 +75,40 @@ def read_archive(
         raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    for name, moment in (("start", start), ("end", end)):
-        if moment is not None and moment.tzinfo is None:
-            raise JetcaptureError(f"{name}={moment.isoformat()} has no time zone")
+    part = Part.of(start, end, keys)
     options = with_secrets(options or {})
-    own = ArrowEngine(url=url, options=options, start=start, end=end) if engine == "arrow" else None
+    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end) if engine == "arrow" else None
     archive = Archive.open(spark, url, stream, quarantine, options, own)
-    wanted = None if keys is None else [keys] if isinstance(keys, str) else list(keys)
+    columns = [columns] if isinstance(columns, str) else columns
     for attempt in range(_ATTEMPTS):
         try:
-            frame = _plan(archive, start, end, wanted, columns, dedupe)
+            frame = _plan(archive, part.start, part.end, part.keys, columns, dedupe)
             break
         except VanishedError:
             if attempt + 1 == _ATTEMPTS:
                 raise
-    if start is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(start))
-    if end is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) < sf.lit(end))
+    if part.start is not None:
+        frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(part.start))
+    if part.end is not None:
+        frame = frame.where(sf.col(layout.TIMESTAMP) < sf.lit(part.end))
     return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
-    """Register the archive as temporary view `name`, by default the stream's name with `_` for what SQL would not
-    read as a name, so that plain SQL finds it. `read` is what `read_archive` takes."""
+    """Register the archive as temporary view `name`, so that plain SQL finds it. `read` is what `read_archive` takes.
+
+    By default the name is the stream's, with `_` for every character but ASCII letters, digits and `_`, and in front of
+    a digit: `orders-eu` is `orders_eu`, `1e5` is `_1e5`. Any other `name` is kept, and stands in backticks in SQL.
+    """
     frame = read_archive(spark, url, stream, **read)
-    frame.createOrReplaceTempView(name or re.sub(r"\W", "_", stream))
+    frame.createOrReplaceTempView(quoted(_plain_name(stream) if name is None else name))
     return frame
+
+
+def _plain_name(stream: str) -> str:
+    """A name that SQL reads without backticks."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", stream)
+    return f"_{name}" if name[0].isdigit() else name
 
 
 def _plan(

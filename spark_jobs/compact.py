@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
@@ -46,14 +46,13 @@ from spark_jobs.compact_plan import Source, units
 from spark_jobs.compact_summary import Summary, report, summarize
 from spark_jobs.compact_unit import CHANGED, Order, Outcome, compact_unit
 from spark_jobs.files import Files
-from spark_jobs.job import guarded, part_arguments, session, store_arguments
+from spark_jobs.job import guarded, part_arguments, reading, session, store_arguments
+from spark_jobs.part import Keys, Moment, Part
 from spark_jobs.storage import Place
 
 TARGET_SIZE = 128 << 20
 OLDER_THAN = 3600.0
 GRACE = 300.0
-
-T = TypeVar("T")
 
 _TASKS = 1000
 _REMOVERS = 16
@@ -64,9 +63,9 @@ def compact(
     url: str,
     stream: str,
     *,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    keys: Iterable[str | None] | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    keys: Keys | None = None,
     quarantine: bool = False,
     target_size: int = TARGET_SIZE,
     older_than: float = OLDER_THAN,
@@ -90,15 +89,15 @@ def compact(
         raise JetcaptureError("the target size must be more than nothing")
     if quarantine and keys is not None:
         raise JetcaptureError("the quarantine is not divided by key")
+    part = Part.of(start, end, keys)
     files = Files(url, options or {})
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
-    if keys is not None:
-        wanted = [keys] if isinstance(keys, str) else keys
-        directories = [f"{stream}/key={layout.escape_key(key)}" for key in wanted]
+    if part.keys is not None:
+        directories = [f"{stream}/key={layout.escape_key(key)}" for key in part.keys]
     listed = files.find(directories)
     if not listed:
         raise JetcaptureError(f"no objects of stream {stream} under {files.shown}")
-    chosen = [source for source in listed if _begins_within(source.name.bucket, start, end)]
+    chosen = [source for source in listed if _begins_within(source.name.bucket, part.start, part.end)]
     closed = time.time() - older_than
     place = Place.open(url, options or {})
     mark = None if incomplete else watermark.read(place.fs, place.root, stream)
@@ -176,15 +175,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store_arguments(parser, arguments)
     part_arguments(parser)
     parser.add_argument("--quarantine", action="store_true", help="the quarantine in place of the messages")
-    parser.add_argument("--target-size", type=_reading(parse_size), default=TARGET_SIZE, help="default: 128MiB")
+    parser.add_argument("--target-size", type=reading(parse_size), default=TARGET_SIZE, help="default: 128MiB")
     parser.add_argument(
         "--older-than",
-        type=_reading(parse_duration),
+        type=reading(parse_duration),
         default=OLDER_THAN,
         help="only buckets that ended so long ago; 1h",
     )
     parser.add_argument(
-        "--grace", type=_reading(parse_duration), default=GRACE, help="how long readers may go on with old objects; 5m"
+        "--grace", type=reading(parse_duration), default=GRACE, help="how long readers may go on with old objects; 5m"
     )
     parser.add_argument(
         "--incomplete", action="store_true", help="also buckets that are not complete by the archive's watermark"
@@ -217,18 +216,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise JetcaptureError(f"{summary.errors[0]}{more}")
 
     return guarded("compact", job)
-
-
-def _reading(parse: Callable[[object], T]) -> Callable[[str], T]:
-    """`parse` for an argument, whose error is to be shown."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
 
 
 if __name__ == "__main__":

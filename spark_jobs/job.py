@@ -11,9 +11,8 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
@@ -24,7 +23,10 @@ from pyspark.sql import SparkSession
 from jetcapture_py import config, config_types, config_yaml, errors, layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.units import parse_time
 from spark_jobs.storage import spark_settings
+
+T = TypeVar("T")
 
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
@@ -140,9 +142,21 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
 def part_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of an archive a job is for: `start`, `end` and `keys`."""
     when = "RFC 3339, by default UTC, or today or yesterday, when it began"
-    parser.add_argument("--from", dest="start", metavar="TIME", type=_time, help=f"inclusive; {when}")
-    parser.add_argument("--to", dest="end", metavar="TIME", type=_time, help="exclusive; in the same way")
+    parser.add_argument("--from", dest="start", metavar="TIME", type=reading(parse_time), help=f"inclusive; {when}")
+    parser.add_argument("--to", dest="end", metavar="TIME", type=reading(parse_time), help="exclusive; in the same way")
     parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
+
+
+def reading(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` for an argument, whose ValueError is to be shown; argparse would show the function's name."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
 
 
 class _Options(argparse.Action):
@@ -194,11 +208,3 @@ def spark_error(error: Exception) -> str:
     else:
         found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
     return one_line(found, LONGEST_LOGGED)
-
-
-def _time(text: str) -> datetime:
-    days = {"today": 0, "yesterday": 1}.get(text)
-    if days is not None:
-        return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=days)
-    moment = datetime.fromisoformat(text)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -121,6 +121,8 @@ class Archive:
             entries = []
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
+        if self.stream in entries:
+            raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} holds no objects")
         streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
         known = f"; there are: {streams}" if streams else ""
         raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
 import os
 import re
 import sys
@@ -55,14 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
     parser.add_argument("--to-nats", metavar="SUBJECT", help='publish the rows, acknowledged: "sums.{key}"')
+    survey_argument(parser)
     login_arguments(parser)
     chosen = parser.parse_args(arguments)
     if chosen.format == "parquet" and chosen.output is None:
         parser.error("--format parquet needs --output")
     if chosen.to_nats is not None and (chosen.output is not None or chosen.format != "table"):
         parser.error("--to-nats goes with neither --format nor --output")
-    if chosen.to_nats is None and chosen.servers is not None:
-        parser.error("--servers goes with --to-nats")
+    if chosen.to_nats is None and (chosen.servers is not None or not chosen.survey):
+        parser.error(f"{'--no-survey' if chosen.servers is None else '--servers'} goes with --to-nats")
     return guarded("query", lambda: _run(chosen))
 
 
@@ -78,10 +80,12 @@ def _run(chosen: argparse.Namespace) -> None:
 
 
 def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) -> None:
-    from spark_jobs.replay import replay  # it has its rows from this module
+    from spark_jobs.replay import replay, told  # it has its rows from this module
     from spark_jobs.replay_origin import origin_of
 
-    done = replay(frame, servers, chosen.to_nats, origin=origin_of(chosen.url, chosen.stream, chosen.options))
+    origin = origin_of(chosen.url, chosen.stream, chosen.options)
+    with told("query", logging.WARNING):
+        done = replay(frame, servers, chosen.to_nats, origin=origin, survey=chosen.survey)
     sys.stdout.write(f"published {done.published} messages\n")
 
 
@@ -90,6 +94,16 @@ def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | 
     archive_arguments(parser, arguments)
     parser.add_argument(
         "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
+    )
+
+
+def survey_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether rows are looked at before they are published: `survey`."""
+    parser.add_argument(
+        "--no-survey",
+        dest="survey",
+        action="store_false",
+        help="publish at once, and fail at a row without a usable subject, rather than read all rows before",
     )
 
 

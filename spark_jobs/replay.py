@@ -24,8 +24,8 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +48,8 @@ from spark_jobs.replay_arguments import pace_of, parse, selected
 from spark_jobs.replay_origin import origin_of
 from spark_jobs.replay_progress import progress
 from spark_jobs.replay_rows import Rows, rows_of
-from spark_jobs.replay_survey import Survey, describe, is_certain, is_recreated, short_window, survey
+from spark_jobs.replay_survey import Survey, describe, is_certain, is_recreated, short_window
+from spark_jobs.replay_survey import survey as take_survey
 from spark_jobs.replay_target import Origin, Stream, Target
 from spark_jobs.replay_task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 
@@ -84,6 +85,7 @@ def replay(
     tasks: int | None = None,
     origin: Origin | None = None,
     allow_loop: bool = False,
+    survey: bool = True,
 ) -> Replayed:
     """Publish every row of `frame`; return when all are acknowledged, raise JetcaptureError when one cannot be.
 
@@ -98,14 +100,21 @@ def replay(
 
     `origin` says where the archive comes from (`replay_origin.origin_of`). With it, the replay is refused when the
     archive's own capture would take its messages, unless `allow_loop`, and ids tell a recreated stream's lives apart.
+
+    Before anything is published, a `survey` reads the rows once: every row must have a subject that can be published
+    to, and streams whose limits would drop messages are warned of. Without it, a replay begins at once and fails at the
+    row in question; rows are looked at all the same where the subject alone does not say which stream takes them.
     """
     replay_id = _checked(replay_id or uuid.uuid4().hex[:12])
     rows = rows_of(frame, subject, payload)
     _check(rows, pace, resume)
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
-    doubtful = not is_certain(rows.pattern, streams, ingested)
-    found = survey(rows, streams, ingested) if doubtful or pace is not None or sys.stderr.isatty() else None
+    found = None
+    if survey or not is_certain(rows.pattern, streams, ingested):
+        found, rows = take_survey(rows, streams, ingested), rows.surveyed()
+        for line in found.warnings(pace):
+            log.warning("%s", line)
     if rows.messages:
         warning = short_window(streams, found.seconds(pace) if found else 0.0)
         if warning is not None:
@@ -147,7 +156,7 @@ def preview(
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
-    return survey(rows, streams, ingested, details=True), streams
+    return take_survey(rows, streams, ingested, details=True), streams
 
 
 def _check(rows: Rows, pace: Pace | None, resume: bool) -> None:
@@ -192,17 +201,22 @@ def _run(frame: DataFrame, task: Task) -> list[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything is acknowledged, 1 with one line of text when it is not."""
     chosen = parse(arguments)
-    told = logging.StreamHandler(sys.stderr)
-    told.setFormatter(logging.Formatter("replay: %(message)s"))
-    log.addHandler(told)
-    log.setLevel(logging.INFO)
-    try:
+    with told("replay", logging.INFO):
         return guarded("replay", lambda: _job(chosen))
-    except KeyboardInterrupt:
-        sys.stderr.write("replay: interrupted\n")
-        return 130
+
+
+@contextmanager
+def told(command: str, level: int) -> Iterator[None]:
+    """Show what `replay` logs, from `level` on, as lines of the command."""
+    handler, before = logging.StreamHandler(sys.stderr), log.level
+    handler.setFormatter(logging.Formatter(f"{command}: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
     finally:
-        log.removeHandler(told)
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _job(chosen: argparse.Namespace) -> None:
@@ -214,7 +228,7 @@ def _job(chosen: argparse.Namespace) -> None:
         found, streams = preview(
             frame, servers, chosen.subject, payload=chosen.payload, origin=origin, allow_loop=chosen.allow_loop
         )
-        sys.stdout.writelines(f"{line}\n" for line in describe(found, streams))
+        sys.stdout.writelines(f"{line}\n" for line in describe(found, streams, pace_of(chosen)))
         return
     done = replay(
         frame,
@@ -228,6 +242,7 @@ def _job(chosen: argparse.Namespace) -> None:
         tasks=chosen.tasks,
         origin=origin,
         allow_loop=chosen.allow_loop,
+        survey=chosen.survey,
     )
     sys.stdout.write(f"{_report(done)}\n")
 

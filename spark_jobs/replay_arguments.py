@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
@@ -11,11 +12,16 @@ from pyspark.sql import functions as sf
 from jetcapture_py import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.publish import WINDOW
-from jetcapture_py.units import parse_duration
+from jetcapture_py.units import parse_duration, quoted
+from spark_jobs.job import reading
 from spark_jobs.login import login_arguments
-from spark_jobs.query import query_arguments
+from spark_jobs.query import query_arguments, survey_argument
 from spark_jobs.replay_task import Pace
 from spark_jobs.subjects import check_pattern, matching
+
+N = TypeVar("N", int, float)
+
+_duration = reading(parse_duration)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -26,6 +32,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     query_arguments(parser, arguments)
     _messages(parser)
     _publishing(parser)
+    survey_argument(parser)
     login_arguments(parser)
     chosen = parser.parse_args(arguments)
     if chosen.sql is not None and (chosen.filters or chosen.from_seq or chosen.to_seq or chosen.quarantine):
@@ -107,22 +114,24 @@ def _pattern(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+@reading
 def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    number = _number(float, text)
+    if number is None or not 0 < number < float("inf"):
+        raise ValueError(f"expected a number above 0, got {quoted(text)}")
     return number
 
 
+@reading
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text}")
+    number = _number(int, text)
+    if number is None or number < 1:
+        raise ValueError(f"expected a whole number from 1, got {quoted(text)}")
     return number
 
 
-def _duration(text: str) -> float:
+def _number(kind: Callable[[str], N], text: str) -> N | None:
     try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        return kind(text)
+    except ValueError:
+        return None

@@ -18,6 +18,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.received import HEADERS, Inbox
 from jetcapture_py.wire import Connection
 from spark_jobs.publishing import close_connection, open_connection
+from spark_jobs.replay_limits import Limits
 from spark_jobs.replay_task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, STREAM, TIMESTAMP
 from spark_jobs.subjects import overlaps
 
@@ -43,6 +44,7 @@ class Stream:
     created: str
     window: float
     last: int
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ def stream_of(info: dict[str, Any]) -> Stream:
         created=info["created"],
         window=config.get("duplicate_window", 0) / _NANOSECOND,
         last=info["state"]["last_seq"],
+        limits=Limits.of(info),
     )
 
 

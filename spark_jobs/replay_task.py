@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.config import NatsConfig
+from jetcapture_py.errors import SourceError
 from jetcapture_py.publish_frames import without
 from spark_jobs.publishing import DUE, EXTRA, LINES, instructs, publish_batches
 from spark_jobs.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
 """Columns beside `subject`, `payload` and `headers`, as far as there is such a thing; timestamps in microseconds."""
+MISSING = "missing"
+"""A column that says which part of the subject is null in which row, for rows without a subject. May be left out."""
 FROM_STREAM, FROM_SEQ, FROM_TIME = "Jetcapture-Stream", "Jetcapture-Sequence", "Jetcapture-Timestamp"
 FROM_ROW, REPLAY = "Jetcapture-Row", "Jetcapture-Replay"
 RESULT = "published long, duplicates long"
@@ -92,6 +95,8 @@ class _Preparation:
         if ROW in batch.schema.names and not self._task.apart:
             batch = self._first_rows(batch)
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if MISSING in given and given[MISSING].null_count < batch.num_rows:
+            raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
         columns = {name: given[name] for name in ("subject", "payload")}
         if "headers" in given:
             columns["headers"] = without(given["headers"], instructs)

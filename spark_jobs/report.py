@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.objects import VanishedError
+from spark_jobs.part import Keys, Moment, Part
 from spark_jobs.report_data import Choice, Dedupe, Facts, collect
 from spark_jobs.report_page import page, verdict
 
@@ -34,9 +34,9 @@ def report(
     url: str,
     stream: str,
     *,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    keys: Iterable[str | None] | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    keys: Keys | None = None,
     complete: bool = False,
     dedupe: Dedupe = "auto",
     options: Mapping[str, Any] | None = None,
@@ -48,7 +48,8 @@ def report(
     all the same. `dedupe` is as for `read_archive`; with `none`, copies are not looked for and count. `options` are
     handed to fsspec.
     """
-    choice = Choice(start=start, end=end, keys=None if keys is None else list(keys), complete=complete)
+    part = Part.of(start, end, keys)
+    choice = Choice(start=part.start, end=part.end, keys=part.keys, complete=complete)
     return page(_collected(spark, url, stream, choice, dedupe, options or {}))
 
 

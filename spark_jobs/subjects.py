@@ -10,8 +10,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.publish_frames import MAX_SUBJECT_BYTES, PLAIN_SUBJECT
 
 _TOKEN = re.compile(r"[^\s.]+")
+_SUBJECT = r"(?U)^[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*\z"
+_WILDCARD = r"(^|\.)[*>](\.|\z)"
+_SERVERS = r"^\$(JS|SYS)\."
 
 
 def check_pattern(pattern: str) -> str:
@@ -20,6 +24,13 @@ def check_pattern(pattern: str) -> str:
     if not all(_TOKEN.fullmatch(token) for token in tokens) or ">" in tokens[:-1]:
         raise JetcaptureError(f"{pattern!r} is no pattern of subjects: orders.*.new or orders.> would be one")
     return pattern
+
+
+def is_odd(subject: Column) -> Column:
+    """Whether `publish_frames.check_subject` would refuse the subject; false for null."""
+    valid = subject.rlike(_SUBJECT) & ~subject.rlike(_WILDCARD) & ~subject.rlike(_SERVERS)
+    plain = subject.rlike(PLAIN_SUBJECT)
+    return sf.coalesce(~plain & ~valid | (sf.octet_length(subject) > MAX_SUBJECT_BYTES), sf.lit(False))  # noqa: FBT003
 
 
 def covers(pattern: str, other: str) -> bool:
