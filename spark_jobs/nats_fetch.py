@@ -50,7 +50,7 @@ ENOUGH = 16_384
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: the server's sign of life during a pull, when it is given up without one, and when the pull ends."""
 LOOK = 0.05
-"""Least seconds between two looks at where the stream begins; with `subjects`, there is a gap at every other message."""
+"""Least seconds between two looks at where the stream begins; with `subjects`, gaps are everywhere."""
 
 _SHORT = 9
 _UNUSED = re.compile(rb"Nats-Pending-Messages: *([0-9]+)")
