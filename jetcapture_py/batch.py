@@ -67,11 +67,19 @@ class Decoded:
     (int32, ascending; repeated where one message gives several rows). `messages` None means that row `i` is message
     `i` for the whole batch. `failures` names the messages that gave no row, each once. Every message of the batch is
     in `messages` or in `failures`: the capture counts, and quarantines the batch's strays rather than lose them.
+
+    A decoder may leave columns without a value out of `fields` and name all that it knows of in `columns`: objects
+    get them, as nulls, while that is cheap.
     """
 
     fields: pa.RecordBatch
     messages: pa.Int32Array | None = None
     failures: tuple[Failure, ...] = ()
+    columns: pa.Schema | None = None
+
+
+class BatchTooWideError(Exception):
+    """Raised by a decoder whose columns for a batch would be too large: hand it over in smaller parts."""
 
 
 class Decoder(Protocol):
@@ -84,7 +92,8 @@ class Decoder(Protocol):
     call at a time.
 
     When it raises anything, `SystemExit` included, or gives what is not a `Decoded` of the batch, it is called again
-    for each message alone, and those that it fails for go to the quarantine.
+    for each message alone, and those that it fails for go to the quarantine. A batch of several messages may be refused
+    with `BatchTooWideError`; its messages come again, fewer at a time.
     """
 
     def decode(self, batch: MessageBatch) -> Decoded:

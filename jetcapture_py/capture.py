@@ -19,13 +19,14 @@ import pyarrow as pa
 from jetcapture_py import key_rule, upkeep
 from jetcapture_py.acks import AckResult
 from jetcapture_py.backoff import delays
-from jetcapture_py.batch import Decoder
+from jetcapture_py.batch import BatchTooWideError, Decoder
 from jetcapture_py.block import Block, Blocks, SealRules
 from jetcapture_py.config import Config
 from jetcapture_py.decode import make_decoder
+from jetcapture_py.decode.sparse import Known
 from jetcapture_py.encode import EncodedBlock, Encoder
 from jetcapture_py.errors import ConfigError, DrainError
-from jetcapture_py.gate import Gate
+from jetcapture_py.gate import AtOnce, Gate
 from jetcapture_py.lean import step_back
 from jetcapture_py.prepare import Preparer
 from jetcapture_py.received import Received
@@ -47,6 +48,8 @@ ACKNOWLEDGING = 3
 """Blocks need not wait for the server's answer to those before them."""
 SMALL, TOGETHER = 64 << 10, 64
 """Blocks below so many bytes share a worker thread's turn, up to so many of them."""
+MOST_COLUMNS = 16 << 20
+"""Bytes of columns that are made of received messages at once; usually as many as lie in one piece of memory."""
 PREPARING_COPIES = 3
 """A batch in preparation lies in memory as received, as columns, and as routed columns."""
 ENCODING_COPIES = 3
@@ -98,6 +101,8 @@ class Capture:
         self.observer = Observer(source.stream, source.consumer)
         self.preparing = Received()
         self._decoding_since: float | None = None
+        self.at_once = AtOnce(min(limits.memory // 8, MOST_COLUMNS))
+        self.known: Known | None = None
         self.encoding = Gate(limits.memory // 8)
         self.resident = Resident(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
@@ -161,18 +166,39 @@ class Capture:
         """Received messages become rows of open blocks; blocks that are full, or too much together, are sealed."""
         while (received := await self.source.receive()) is not None:
             self.preparing = received
-            self.preparing = received = await self.source.payloads.only_whole(received)
-            self._decoding_since = time.monotonic()
-            prepared = await self._in(self._decoding, self.prepare, received)
-            self._decoding_since = None
-            for seq, timestamp in prepared.span:
-                self.observer.saw(seq, timestamp)
-            now = asyncio.get_running_loop().time()
-            self.send(self.blocks.add(prepared.rows, prepared.runs, now))
-            self.send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
-            self.preparing = Received()
-            upkeep.count(self.stats, prepared)
-            upkeep.relieve(self)
+            self.preparing = await self.source.payloads.only_whole(received)
+            while self.preparing:
+                await self._memory_to_be_freed()
+                part, rest = self.preparing.split(self.at_once.messages)
+                self._decoding_since = time.monotonic()
+                try:
+                    prepared = await self._in(self._decoding, self.prepare, part)
+                except BatchTooWideError:
+                    self.at_once.too_many(len(part))
+                    continue
+                finally:
+                    self._decoding_since = None
+                self.at_once.were(len(part), prepared.rows.nbytes)
+                for seq, timestamp in prepared.span:
+                    self.observer.saw(seq, timestamp)
+                now = asyncio.get_running_loop().time()
+                self._learn(prepared.columns)
+                self.send(self.blocks.add(prepared.rows, prepared.runs, now))
+                self.send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
+                self.preparing = rest
+                upkeep.count(self.stats, prepared)
+                upkeep.relieve(self)
+
+    def _learn(self, columns: pa.Schema | None) -> None:
+        """Remember all columns that the decoder knows of."""
+        if columns is not None and (self.known is None or columns is not self.known.schema):
+            self.known = Known(columns)
+
+    async def _memory_to_be_freed(self) -> None:
+        """Wait while blocks hold more than they may, if some of them are on their way to the store."""
+        while self.blocks.memory.bytes + self.encoded_bytes > self.config.limits.memory and self.blocks.sealed:
+            self.progress.clear()
+            await self.progress.wait()
 
     @property
     def room(self) -> int:
@@ -193,14 +219,14 @@ class Capture:
             blocks = [await self.sealed.get()]
             while blocks[-1].bytes < SMALL and len(blocks) < TOGETHER and not self.sealed.empty():
                 blocks.append(self.sealed.get_nowait())
-            size = sum(block.bytes for block in blocks)
-            self.waiting_bytes -= size
-            async with self.encoding.of(size):
-                parts = [(block.id, block.sealed_by, block.batches()) for block in blocks]
+            self.waiting_bytes -= sum(block.bytes for block in blocks)
+            async with self.encoding.of(sum(block.table_bytes for block in blocks)):
+                parts = [(block.id, block.sealed_by, block.batches(), self._known(block)) for block in blocks]
                 objects = await self._in(self._storing, self._encode, parts)
             for block, encoded in zip(blocks, objects, strict=True):
                 block.release()
                 self.encoded_bytes += encoded.data.size
+            self.progress.set()
             retry_for = self.config.store.retry_for
             async for index, location in put_all(self.store, objects, self._storing, retry_for, self.stats):
                 self.encoded_bytes -= objects[index].data.size
@@ -209,6 +235,9 @@ class Capture:
                 self.stored.put_nowait((blocks[index], objects[index]))
             self.source.nudge()
             upkeep.relieve(self)
+
+    def _known(self, block: Block) -> pa.Schema | None:
+        return None if block.id.quarantine else self.known
 
     def _encode(self, parts: list[tuple[Any, ...]]) -> list[EncodedBlock]:
         try:

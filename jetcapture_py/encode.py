@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from jetcapture_py import layout
 from jetcapture_py.batch import REPLY
 from jetcapture_py.block import BlockId
+from jetcapture_py.decode.sparse import Known
 from jetcapture_py.decode.unify import conform, unify
 from jetcapture_py.encodings import settings
 from jetcapture_py.log import event
@@ -68,19 +69,30 @@ class Encoder:
         """The same encoder, now that the stream is known."""
         return replace(self, stream_created=stream_created, consumer=consumer)
 
-    def encode(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
-        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread."""
+    def encode(
+        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+    ) -> EncodedBlock:
+        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread.
+
+        `known` are all columns of a decoder that leaves those without a value out of its batches.
+        """
+        if known is not None:
+            batches = [known.with_values(batch) for batch in batches]
         table, duplicates = _distinct(_conformed(batches))
+        if known is not None:
+            table = known.complete(table)
         stream = pa.repeat(self.stream, table.num_rows)
         table = table.add_column(0, _STREAM_FIELD, stream)
         with ObjectWriter(self, block, table.schema) as writer:
             writer.write(table)
             return writer.finish(sealed_by, duplicates)
 
-    def encode_or_salvage(self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+    def encode_or_salvage(
+        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+    ) -> EncodedBlock:
         """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
         try:
-            return self.encode(block, sealed_by, batches)
+            return self.encode(block, sealed_by, batches, known)
         except Exception as error:
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)

@@ -1,10 +1,13 @@
-"""Lets only so much be worked on at once, by weight."""
+"""Limits of what is worked on at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+FIRST = 4096
+"""Messages decoded at once while nothing is known of their columns."""
 
 
 class Gate:
@@ -28,3 +31,19 @@ class Gate:
             self.within -= weight
             async with self._left:
                 self._left.notify_all()
+
+
+class AtOnce:
+    """How many messages to decode at once so that their columns take about `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.messages = FIRST
+
+    def were(self, messages: int, size: int) -> None:
+        """So many messages took so many bytes."""
+        self.messages = max(1, messages * self._size // max(size, 1))
+
+    def too_many(self, messages: int) -> None:
+        """So many messages were refused."""
+        self.messages = max(1, messages // 2)

@@ -27,6 +27,8 @@ from jetcapture_py.text import one_line
 class Prepared:
     """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them.
 
+    `columns` are those that the decoder knows of, if it leaves columns without a value out of `rows`.
+
     `span` has the sequences and the timestamps, in microseconds, of the first and the last message in the stream's
     order; it is empty when none came.
     """
@@ -39,6 +41,7 @@ class Prepared:
     redelivered: int
     strays: int
     span: Sequence[tuple[int, int]]
+    columns: pa.Schema | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Preparer:
     keep_payload: bool
 
     def __call__(self, received: Received) -> Prepared:
-        """Decode and route everything in `received`."""
+        """Decode and route everything in `received`; BatchTooWideError when it has to come in smaller parts."""
         assembled = assemble(self.stream, self.consumer, received)
         batch = assembled.batch
         failures = {failure.index: failure for failure in assembled.failures}
@@ -90,6 +93,7 @@ class Preparer:
             redelivered=int(np.count_nonzero(delivered.to_numpy() > 1)),
             strays=assembled.strays,
             span=_span(batch),
+            columns=decoded.columns,
         )
 
     def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:

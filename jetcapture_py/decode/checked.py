@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py import layout
-from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.decode.infer import InferringJsonDecoder
 from jetcapture_py.decode.jsonfmt import JsonDecoder
 from jetcapture_py.decode.raw import RawDecoder
@@ -30,19 +30,24 @@ _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find the bad ones.
 
-    Never raises, whatever the decoder does: `sys.exit` in it fails a message, too.
+    Raises nothing but BatchTooWideError, for several messages, whatever the decoder does: `sys.exit` in it fails a
+    message, too.
     """
     if not len(batch):
         return Decoded(fields=_NOTHING)
     try:
         return _checked(decoder.decode(batch), len(batch), ours=type(decoder) in _OURS)
+    except BatchTooWideError:
+        if len(batch) > 1:
+            raise
+        return _failed("the decoder finds its columns too large")
     except BaseException as error:
         if len(batch) == 1:
             return _failed(error)
     return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
 
 
-def _failed(error: BaseException) -> Decoded:
+def _failed(error: object) -> Decoded:
     failure = Failure(index=0, stage="decode", error=one_line(error))
     return Decoded(fields=_NOTHING, messages=pa.array([], pa.int32()), failures=(failure,))
 
@@ -69,15 +74,16 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
         [index for (index, _), count in zip(kept, counts, strict=True) for _ in range(count)], pa.int32()
     )
     columns = [part.fields for _, part in kept]
+    known = parts[-1].columns
     schema = unify([fields.schema for fields in columns]) if columns else _NOTHING.schema
     if not len(schema):
-        return Decoded(fields=_NOTHING, messages=messages, failures=failures)
+        return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=known)
     batches = [
         conform(fields, schema) if fields.num_columns else _nulls(schema, count)  # Arrow counts no rows without columns
         for fields, count in zip(columns, counts, strict=True)
     ]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures)
+    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures, columns=known)
 
 
 def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
@@ -93,24 +99,31 @@ def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
         raise TypeError(f"the decoder gave {type(fields).__name__} and not a RecordBatch as fields")
     if not (messages is None or isinstance(messages, pa.Array)):
         raise TypeError(f"the decoder gave {type(messages).__name__} and not an int32 array as messages")
-    names = [name.lower() for name in fields.schema.names]
-    if len(set(names)) < len(names):
-        raise ValueError("the decoder gave two columns of one name (case does not count)")
-    if taken := _TAKEN.intersection(names):
-        raise ValueError(f"the decoder gave a column {min(taken)}, a name of the archive's own")
+    columns = getattr(decoded, "columns", None)
+    if not (columns is None or isinstance(columns, pa.Schema)):
+        raise TypeError(f"the decoder gave {type(columns).__name__} and not a Schema as columns")
     if not ours:
         fields.validate(full=True)
         if messages is not None:
             messages.validate(full=True)
-        for column in fields.schema:
-            if (problem := _unstorable(column.type)) is not None:
-                raise TypeError(
-                    f"the decoder gave a column of the type {column.type}, which cannot be stored: {problem}"
-                )
+    for schema in (fields.schema,) if columns is None else (fields.schema, columns):
+        _check_columns(schema, ours=ours)
     messages = None if messages is None else messages.cast(pa.int32())
     failures = tuple(_failure(each) for each in decoded.failures)
     _check_count(fields.num_rows if fields.num_columns else None, messages, failures, count)
-    return Decoded(fields=fields, messages=messages, failures=failures)
+    return Decoded(fields=fields, messages=messages, failures=failures, columns=columns)
+
+
+def _check_columns(schema: pa.Schema, *, ours: bool) -> None:
+    """Raise unless columns of these names and types can be stored."""
+    names = [name.lower() for name in schema.names]
+    if len(set(names)) < len(names):
+        raise ValueError("the decoder gave two columns of one name (case does not count)")
+    if taken := _TAKEN.intersection(names):
+        raise ValueError(f"the decoder gave a column {min(taken)}, a name of the archive's own")
+    for column in () if ours else schema:
+        if (problem := _unstorable(column.type)) is not None:
+            raise TypeError(f"the decoder gave a column of the type {column.type}, which cannot be stored: {problem}")
 
 
 def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Sequence[Failure], count: int) -> None:

@@ -8,7 +8,7 @@ that holds both exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,12 +31,39 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
     if all(schema is first or schema.equals(first) for schema in schemas):
         return first
     merged: list[pa.Field] = list(first)
-    for schema in schemas[1:]:
+    for schema in list(dict.fromkeys(schemas))[1:]:
         merged = _merge_fields(merged, list(schema))
     return pa.schema(merged)
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def unify_losslessly(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+    """The schema of `unify`; None when a value of one of `schemas` would have to be converted for it."""
+    unified = unify(schemas)
+    types = {field.name.lower(): field.type for field in unified}
+    for schema in dict.fromkeys(schemas):
+        if any(not _holds(types[field.name.lower()], field.type) for field in schema):
+            return None
+    return unified
+
+
+def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether values of the type `narrow` are values of `wide`, but for fields they lack."""
+    types = pa.types
+    if wide == narrow or types.is_null(narrow):
+        return True
+    if types.is_list(wide) and types.is_list(narrow):
+        return _holds(wide.value_type, narrow.value_type)
+    if types.is_struct(wide) and types.is_struct(narrow):
+        inner = {field.name.lower(): field.type for field in wide}
+        return all(_holds(inner[field.name.lower()], field.type) for field in narrow)
+    return False
+
+
+Nulls = Callable[[int, pa.DataType], pa.Array]
+"""Makes a column of so many nulls."""
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -> pa.RecordBatch:
     """`batch` with the columns of `schema`, which `unify` made of its schema and others; missing ones are null.
 
     The number of rows is the batch's own: Arrow counts none where there is no column, so hand over the envelope too.
@@ -44,8 +71,20 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if batch.schema.equals(schema):
         return batch
     columns = dict(zip((name.lower() for name in batch.schema.names), batch.columns, strict=True))
-    arrays = [_column(columns.get(field.name.lower()), field.type, batch.num_rows) for field in schema]
+    arrays = [_column(columns.get(field.name.lower()), field.type, batch.num_rows, nulls) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def shared_nulls() -> Nulls:
+    """Nulls that share their memory with those of the same type made before."""
+    made: dict[pa.DataType, pa.Array] = {}
+
+    def nulls(rows: int, of: pa.DataType) -> pa.Array:
+        if of not in made or len(made[of]) < rows:
+            made[of] = pa.nulls(rows, of)
+        return made[of].slice(0, rows)
+
+    return nulls
 
 
 def _merge_fields(known: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
@@ -107,22 +146,22 @@ def _is_number(of: pa.DataType) -> bool:
     return bool(pa.types.is_integer(of) or pa.types.is_floating(of))
 
 
-def _column(array: pa.Array | None, to: pa.DataType, rows: int) -> pa.Array:
+def _column(array: pa.Array | None, to: pa.DataType, rows: int, nulls: Nulls) -> pa.Array:
     types = pa.types
     if array is None or types.is_null(array.type):
-        return pa.nulls(rows, to)
+        return nulls(rows, to)
     if array.type == to:
         return array
     if types.is_struct(to) and types.is_struct(array.type):
         names = (field.name.lower() for field in array.type)
         children = dict(zip(names, array.flatten(), strict=True))
-        fields = [_column(children.get(field.name.lower()), field.type, rows) for field in to]
+        fields = [_column(children.get(field.name.lower()), field.type, rows, nulls) for field in to]
         return struct_array(fields, to, array.is_null())
     if types.is_list(to) and types.is_list(array.type):
         items = array.flatten()
         lengths = pc.list_value_length(array).fill_null(0).to_numpy()
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-        flat = _column(items, to.value_type, len(items))
+        flat = _column(items, to.value_type, len(items), nulls)
         return pa.ListArray.from_arrays(offsets, flat, type=to, mask=array.is_null())
     if types.is_string(to):
         return pa.array([_text(value) for value in array.to_pylist(maps_as_pydicts="strict")], to)

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jetcapture_py import layout
 from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BLOCK_OVERHEAD, CHUNK_OVERHEAD, Block, Blocks, SealRules
+from jetcapture_py.block import BLOCK_OVERHEAD, Block, Blocks, SealRules
+from jetcapture_py.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
 from jetcapture_py.route import group
 from tests.property import examples
 
@@ -21,7 +22,9 @@ Place = tuple[str | None, int, bool]
 MAX_AGE = 10.0
 ROW_OVERHEAD = 700
 """More than a row costs in its columns beside the payload."""
-LARGEST_ROW = 3000 + ROW_OVERHEAD + CHUNK_OVERHEAD + BLOCK_OVERHEAD
+OVERHEAD = CHUNK_OVERHEAD + 13 * ARRAY_OVERHEAD
+"""Bytes that a batch costs beside its rows: for the envelope's columns, those nested in them, and `_nats_row`."""
+LARGEST_ROW = 3000 + ROW_OVERHEAD + OVERHEAD + BLOCK_OVERHEAD
 
 
 @dataclass
@@ -72,12 +75,14 @@ class AnyOrder(RuleBasedStateMachine):
     """`limited`: blocks are limited in bytes, too, and where exactly they end is the code's to say."""
 
     limited = False
+    together = TOGETHER
 
     @initialize(max_rows=st.integers(1, 30), max_bytes=st.sampled_from([1, 20_000, 60_000]))
     def begin(self, max_rows: int, max_bytes: int) -> None:
         self.max_rows = max_rows
         limit = max_bytes if self.limited else 1 << 40
         self.blocks = Blocks(SealRules(max_age=MAX_AGE, max_bytes=limit, max_rows=max_rows))
+        self.blocks.memory.together = self.together
         self.now, self.next = 0.0, 0
         self.open: dict[Place, Model] = {}
         self.sealed: dict[Block, Model] = {}
@@ -229,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
             for number in model.rows:
                 held[next(at for at, (numbers, _) in enumerate(self.batches) if number in numbers)] += 1
         least = sum(rows * self.batches[at][1] for at, rows in held.items())
-        most = sum(2 * rows * (self.batches[at][1] + ROW_OVERHEAD) + CHUNK_OVERHEAD for at, rows in held.items())
+        most = sum(2 * rows * (self.batches[at][1] + ROW_OVERHEAD) + OVERHEAD for at, rows in held.items())
         assert least <= self.blocks.memory.bytes <= most
         assert (self.blocks.memory.bytes == 0) == (not held)
 
@@ -238,7 +243,15 @@ class Limited(AnyOrder):
     limited = True
 
 
+class Merged(AnyOrder):
+    """Any two small chunks are merged."""
+
+    together = 2
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = examples(100, steps=30)
 TestLimited = Limited.TestCase
 TestLimited.settings = examples(20, steps=30)
+TestMerged = Merged.TestCase
+TestMerged.settings = examples(40, steps=30)

@@ -422,8 +422,11 @@ def test_what_came_before_widens_a_row_and_changes_nothing_else(
     decoded = decoder.decode(batch_of([json.dumps(document).encode() for document in batch]))
     fields = decoded.fields
     seen = {name for document in (*before, *batch) for name, value in document.items() if value is not None}
-    assert set(fields.schema.names) == {layout.field_name(name) for name in seen}
-    for name in seen:
+    assert decoded.columns is not None
+    assert set(decoded.columns.names) == {layout.field_name(name) for name in seen}
+    here = {name for document in batch for name, value in document.items() if value is not None}
+    assert set(fields.schema.names) == {layout.field_name(name) for name in here}
+    for name in here:
         kinds = {type(doc[name]) for doc in (*before, *batch) if doc.get(name) is not None}
         huge = any(type(doc.get(name)) is int and abs(doc[name]) >= 2**62 for doc in (*before, *batch))
         of = fields.schema.field(layout.field_name(name)).type

@@ -3,16 +3,20 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from jetcapture_py import block as block_module
 from jetcapture_py import layout
 from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BLOCK_OVERHEAD, CHUNK_OVERHEAD, Block, BlockId, Blocks, SealRules
-from jetcapture_py.route import group
+from jetcapture_py.block import BLOCK_OVERHEAD, Block, BlockId, Blocks, SealRules
+from jetcapture_py.chunks import ARRAY_OVERHEAD
+from jetcapture_py.route import Run, group
 
+CHUNK_OVERHEAD = 16 * ARRAY_OVERHEAD
 FOREVER, HUGE = 1e9, 1 << 40
 NUMBERS = iter(range(1 << 60))
 
@@ -352,3 +356,163 @@ def test_rewriting_a_chunk_never_changes_the_rows_of_a_block(seed: int) -> None:
         assert blocks.memory.bytes <= before
         before = blocks.memory.bytes
     assert_empty(blocks)
+
+
+# ------------------------------------------------------------------ small chunks
+
+
+def add_decoded(blocks: Blocks, documents: Sequence[dict[str, object]], key: str = "a") -> list[Block]:
+    """Add messages with decoded columns, those that have a value, all to one block."""
+    numbers = [next(NUMBERS) for _ in documents]
+    names = list(dict.fromkeys(name for document in documents for name in document))
+    known = {
+        layout.SEQ: pa.array(numbers, pa.int64()),
+        layout.PAYLOAD: pa.array([b"%d " % number for number in numbers], pa.binary()),
+        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
+    }
+    columns = {field.name: known.get(field.name, pa.nulls(len(numbers), field.type)) for field in ENVELOPE}
+    columns |= {name: pa.array([document.get(name) for document in documents]) for name in names}
+    rows = pa.RecordBatch.from_pydict(columns)
+    return blocks.add(rows, [Run(key=key, bucket=0, start=0, length=len(numbers))], 0.0)
+
+
+def decoded(block: Block) -> list[dict[str, object]]:
+    """What the block's rows have in decoded columns."""
+    rows = [row for batch in block.batches() for row in batch.to_pylist()]
+    return [{k: v for k, v in row.items() if k not in ENVELOPE.names and v is not None} for row in rows]
+
+
+def test_messages_that_come_one_by_one_are_held_together() -> None:
+    blocks = make()
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for index in range(1000):
+        key = "abc"[index % 3]
+        add(blocks, [(key, 0)])
+        numbers[key].append(numbers_of(next(block for block in blocks if block.id.key == key))[-1])
+    assert {block.id.key: numbers_of(block) for block in blocks} == numbers
+    assert all(len(block.batches()) < 40 for block in blocks)
+    assert blocks.memory.bytes < 1000 * 1000
+    assert blocks.bytes < 1000 * 1000
+    finish(blocks, blocks.seal_all("drain"))
+    assert_empty(blocks)
+
+
+def test_each_row_is_copied_once_for_every_power_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+
+    def gathered(*arguments: Any) -> Any:
+        found = gather(*arguments)
+        copied.append(len(found[0]))
+        return found
+
+    gather = block_module._gathered
+    monkeypatch.setattr(block_module, "_gathered", gathered)
+    blocks = make()
+    for _ in range(512):
+        add(blocks, [("a", 0)])
+    assert sum(copied) <= 3 * 512
+
+
+def test_wide_messages_that_come_one_by_one_are_held_together() -> None:
+    blocks = make()
+    document: dict[str, object] = {f"c{index}": index for index in range(300)}
+    for _ in range(256):
+        add_decoded(blocks, [document])
+    (held,) = blocks
+    assert decoded(held) == [document] * 256
+    assert blocks.memory.bytes < 256 * 300 * 16 + 30 * 300 * 1024
+
+
+def test_messages_with_different_columns_are_held_together_and_lack_what_they_lacked() -> None:
+    blocks = make()
+    documents: list[dict[str, object]] = [{"a": n} if n % 3 else {"b": "x", "s": {f"f{n % 2}": n}} for n in range(64)]
+    for document in documents:
+        add_decoded(blocks, [document])
+    (held,) = blocks
+    assert len(held.batches()) == 1
+    rows = [{k: v for k, v in row.items() if v is not None} for row in decoded(held)]
+    assert [row.get("a") for row in rows] == [document.get("a") for document in documents]
+    assert [row.get("b") for row in rows] == [document.get("b") for document in documents]
+
+
+def test_values_are_not_converted_to_be_held_together() -> None:
+    blocks = make()
+    documents: list[dict[str, object]] = [{"a": 2**60 + 1} if n % 2 else {"a": 0.5} for n in range(8)]
+    for document in documents:
+        add_decoded(blocks, [document])
+    (held,) = blocks
+    assert decoded(held) == documents
+
+
+def test_messages_with_ever_other_columns_are_not_filled_up_with_nulls() -> None:
+    blocks = make()
+    for batch in range(64):
+        add_decoded(blocks, [{f"c{batch}_{index}": 1 for index in range(20)}] * 200)
+    assert blocks.memory.bytes < 64 * (200 * (20 * 9 + 200) + 40 * 1024)
+
+
+def test_the_quarantine_and_the_others_are_not_held_together() -> None:
+    blocks = make()
+    for _ in range(8):
+        add(blocks, [("a", 0)])
+        add(blocks, [(None, 0)], quarantine=True)
+    assert [block.rows for block in blocks] == [8, 8]
+    assert [len(block.batches()) for block in blocks] == [1, 1]
+
+
+def test_a_sealed_block_keeps_its_rows_while_others_are_held_together() -> None:
+    blocks = make()
+    for _ in range(5):
+        add(blocks, [("a", 0), ("b", 0)])
+    sealed = blocks.seal([block for block in blocks if block.id.key == "a"], "age")
+    expected = numbers_of(sealed[0])
+    for _ in range(20):
+        add(blocks, [("b", 0)])
+    assert numbers_of(sealed[0]) == expected
+    finish(blocks, sealed)
+    finish(blocks, blocks.seal_all("drain"))
+    assert_empty(blocks)
+
+
+def test_what_is_left_of_stored_batches_is_held_together() -> None:
+    blocks = make()
+    for turn in range(64):
+        add(blocks, [("slow", 0), *([(f"fast{turn}", 0)] * 500)])
+        finish(blocks, blocks.seal([block for block in blocks if block.id.key != "slow"], "age"))
+    (slow,) = blocks
+    assert slow.rows == len(numbers_of(slow)) == 64
+    assert len(slow.batches()) < 20
+    assert blocks.memory.bytes < 20 * 16 * 1024
+
+
+# ------------------------------------------------------------------ wide tables
+
+
+def test_a_block_is_sealed_before_other_columns_would_fill_it_with_nulls() -> None:
+    blocks = make(max_bytes=1 << 20)
+    wide: dict[str, object] = {f"c{index}": 1 for index in range(200)}
+    assert add_decoded(blocks, [wide] * 10) == []
+    assert add_decoded(blocks, [{"a": 1}] * 10) == []
+    (full,) = add_decoded(blocks, [{"a": 1}] * 1000)
+    assert (full.rows, full.sealed_by) == (20, "bytes")
+    assert [block.rows for block in blocks] == [1000, 20]
+    (small,) = add_decoded(blocks, [wide] * 10)
+    assert small.rows == 1000
+    assert small.table_bytes < 1 << 20
+
+
+def test_items_of_lists_count_among_the_nulls_that_other_columns_cost() -> None:
+    blocks = make(max_bytes=1 << 20)
+    wide: dict[str, object] = {"l": [{f"f{index}": 1 for index in range(200)}]}
+    assert add_decoded(blocks, [wide] * 10) == []
+    assert add_decoded(blocks, [{"l": [{"f1": 1}]}]) == []
+    (full,) = add_decoded(blocks, [{"l": [{"f1": 1}] * 1000}])
+    assert full.rows == 11
+
+
+def test_the_size_of_the_table_has_the_nulls_of_columns_that_some_rows_lack() -> None:
+    blocks = make()
+    add_decoded(blocks, [{"a": 1}] * 1000)
+    add_decoded(blocks, [{f"c{index}": 1 for index in range(100)}])
+    (block,) = blocks.seal_all("drain")
+    assert block.bytes + 1000 * 100 * 8 < block.table_bytes < block.bytes + 1100 * 110 * 9

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from jetcapture_py.batch import BatchTooWideError, Decoded
 from jetcapture_py.decode import InferringJsonDecoder, conform, unify
 from tests.support.batches import batch_of, hostile, outcomes
 
@@ -19,6 +20,14 @@ def decode(*documents: Any, by: InferringJsonDecoder | None = None) -> pa.Record
     decoded = (by or InferringJsonDecoder()).decode(batch_of(payloads))
     assert decoded.failures == ()
     return decoded.fields
+
+
+def complete(decoded: Decoded, rows: int) -> list[dict[str, Any]]:
+    """The rows with all known columns."""
+    assert decoded.columns is not None
+    if not decoded.fields.num_columns:
+        return [dict.fromkeys(decoded.columns.names) for _ in range(rows)]
+    return conform(decoded.fields, decoded.columns).to_pylist()
 
 
 def column(*values: Any) -> pa.Array:
@@ -147,10 +156,35 @@ def test_a_name_once_given_is_kept() -> None:
     assert decode({"id": 1, "ID": 2}, by=decoder).to_pylist() == [{"id": 1, "ID_": 2}]
 
 
-def test_columns_of_earlier_batches_stay() -> None:
+def test_a_batch_has_the_columns_with_a_value_in_it_and_names_all_known_ones() -> None:
     decoder = InferringJsonDecoder()
-    decode({"a": 1}, by=decoder)
-    assert decode({"b": "x"}, by=decoder).to_pylist() == [{"a": None, "b": "x"}]
+    decode({"a": 1, "s": {"x": 1, "y": [{"u": 1, "v": 2}]}}, by=decoder)
+    decoded = decoder.decode(batch_of([b'{"b": "x", "s": {"y": [{"v": 3}, {}]}}', b'{"a": null}']))
+    assert decoded.fields.to_pylist() == [{"s": {"y": [{"v": 3}, {"v": None}]}, "b": "x"}, {"s": None, "b": None}]
+    assert decoded.columns == pa.schema(
+        {
+            "a": pa.int64(),
+            "s": pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("u", pa.int64()), ("v", pa.int64())])))]),
+            "b": pa.string(),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"s": {"x": 1}}, {"s": {}}),
+        ({"s": [{"x": {"y": 1}}]}, {"s": [{"x": {}}, {}]}),
+        ({"s": [1]}, {"s": []}),
+        ({"s": [{"x": 1}]}, {"s": []}),
+    ],
+)
+def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known(before: Any, after: Any) -> None:
+    decoder = InferringJsonDecoder()
+    decode(before, by=decoder)
+    empty, missing = decode(after, {}, by=decoder).column("s").to_pylist()
+    assert empty is not None
+    assert missing is None
 
 
 def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> None:
@@ -175,6 +209,72 @@ def test_no_message_makes_the_schema_grow_without_end() -> None:
     assert [value if isinstance(value, dict) else json.loads(value) for value in row.values()] == list(monster.values())
     assert sum(isinstance(value, dict) for value in row.values()) == 100
     assert decode({"new": {"a": 1}}, by=decoder).to_pylist()[0]["new"] == '{"a":1}'
+
+
+def test_a_name_too_long_for_a_column_fails_its_message_alone() -> None:
+    decoder = InferringJsonDecoder()
+    payloads = [b'{"a": 1}', json.dumps({"a": 2, "é" * 501: 1}).encode(), json.dumps({"x" * 1000: 3}).encode()]
+    decoded = decoder.decode(batch_of(payloads))
+    assert [(each.index, each.stage) for each in decoded.failures] == [(1, "schema")]
+    assert "has 1002 bytes, more than 1000; declare decode.columns" in decoded.failures[0].error
+    assert decoded.fields.schema.names == ["a", "x" * 1000]
+
+
+def test_names_that_are_too_long_together_fail_the_messages_that_bring_them() -> None:
+    decoder = InferringJsonDecoder()
+    payloads = [json.dumps({f"{i:04}" + "x" * 990: i}).encode() for i in range(300)]
+    decoded = decoder.decode(batch_of([*payloads, b'{"a": 1}']))
+    assert [each.index for each in decoded.failures] == list(range(263, 300))
+    assert {each.stage for each in decoded.failures} == {"schema"}
+    assert "no room for '0263xxx" in decoded.failures[0].error
+    assert decode({"b": 1}, by=decoder).to_pylist() == [{"b": 1}]
+
+
+def test_an_object_with_a_name_too_long_for_a_column_becomes_json_text() -> None:
+    name = "x" * 1001
+    assert column({"a": 1}, {name: 1}).to_pylist() == ['{"a":1}', f'{{"{name}":1}}']
+
+
+def test_objects_that_became_json_text_leave_their_room_to_others() -> None:
+    decoder = InferringJsonDecoder()
+    for turn in range(30):  # 990 fields each, of the 10,000 that there is room for
+        decode({f"s{turn}": {f"k{i}": [i] for i in range(495)}}, by=decoder)
+        decode({f"s{turn}": "text"}, by=decoder)
+    wide = {f"k{i}": i for i in range(999)}
+    assert decode({"s": wide}, by=decoder).to_pylist() == [{"s": wide}]
+
+
+def test_levels_of_lists_take_room_as_fields_do() -> None:
+    nested: Any = 1
+    for _ in range(30):
+        nested = [nested]
+    monster = {f"c{i}": nested for i in range(400)}
+    types = decode(monster).schema.types
+    assert sum(pa.types.is_list(each) for each in types) == 10_000 // 30 + 1
+    assert sum(pa.types.is_string(each) for each in types) == 400 - 10_000 // 30 - 1
+
+
+def test_few_wide_messages_among_many_small_ones_come_in_smaller_batches() -> None:
+    decoder = InferringJsonDecoder()
+    wide = json.dumps({"n": {f"k{i}": {f"f{j}": j for j in range(99)} for i in range(99)}}).encode()
+    batch = batch_of([wide, *([b'{"a": 1}'] * 5000)])
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch)
+    assert decoder.decode(batch.slice(0, 50)).fields.num_rows == 50
+    assert decoder.decode(batch.slice(1, 5000)).fields.schema.names == ["a"]
+
+
+def test_a_message_whose_columns_are_too_large_fails_alone() -> None:
+    items = [{f"f{j}": j for j in range(999)}, *({"f1": 1} for _ in range(10_000))]
+    payloads = [json.dumps({"a": 1, "l": items}).encode(), b"not JSON"]
+    decoded = InferringJsonDecoder().decode(batch_of(payloads))
+    assert [each.stage for each in decoded.failures] == ["schema", "decode"]
+    assert "declare decode.columns" in decoded.failures[0].error
+
+
+def test_a_long_list_is_no_larger_in_a_column_than_in_its_message() -> None:
+    (row,) = decode(b'{"l":[' + b",".join([b"1"] * 5_000_000) + b"]}").column("l")
+    assert len(row) == 5_000_000
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
@@ -224,10 +324,10 @@ def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]
         decode(*batch, by=one)
         decode(*batch, by=other)
     batch = data.draw(st.sampled_from(batches))
-    together = decode(*batch, by=one)
-    alone = [decode(document, by=other) for document in batch]
-    assert {each.schema for each in alone} == {together.schema}
-    assert [row for each in alone for row in each.to_pylist()] == together.to_pylist()
+    together = one.decode(batch_of([json.dumps(document).encode() for document in batch]))
+    alone = [other.decode(batch_of([json.dumps(document).encode()])) for document in batch]
+    assert {each.columns for each in alone} == {together.columns}
+    assert [row for each in alone for row in complete(each, 1)] == complete(together, len(batch))
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

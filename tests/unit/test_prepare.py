@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetcapture_py import layout
-from jetcapture_py.batch import REPLY, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.decode import InferringJsonDecoder, RawDecoder
 from jetcapture_py.prepare import Prepared, Preparer
 from jetcapture_py.received import Received
@@ -397,3 +397,22 @@ def test_a_field_called_reply_does_not_take_the_ack_subjects_place() -> None:
     assert row["reply"] == "stolen"
     assert row["_nats_reply_"] == "too"
     assert row[REPLY].startswith(b"$JS.ACK.")
+
+
+def test_a_batch_that_has_to_come_in_smaller_parts_is_not_decoded_message_by_message() -> None:
+    decoder = TooWide()
+    with pytest.raises(BatchTooWideError):
+        prepare(b"a", b"b", b"c", decoder=decoder)
+    assert decoder.sizes == [3]
+    assert faults(prepare(b"a", decoder=decoder)) == {1: "decode"}
+
+
+@dataclass
+class TooWide:
+    """A decoder that finds everything too wide."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        self.sizes.append(len(batch))
+        raise BatchTooWideError

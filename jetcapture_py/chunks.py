@@ -1,0 +1,216 @@
+"""Chunks: routed batches that blocks share, what they cost, and which of them are too small to be kept apart.
+
+Pure: no clock, no I/O. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+CHUNK_OVERHEAD = 2048
+"""Bytes that a chunk costs beside its columns."""
+ARRAY_OVERHEAD = 1024
+"""Bytes that a column, and each column nested in it, costs beside its content (measured: 700 to 1,000)."""
+SMALL = 4
+"""A chunk is small when its content is less than this many times its overhead."""
+TOGETHER = 8
+"""Small chunks that are merged at once. Merged ones have eight times the rows and are merged with their like, so a row
+is copied once for each power of eight."""
+MOST_KNOWN = 256
+
+
+class Widths:
+    """What columns cost. A set of columns is an int with a bit for each column and each column nested in it."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[int, str, int], int] = {}
+        self._bytes: list[float] = []
+        self._in_lists = 0
+        self._known: dict[int, tuple[float, float]] = {}
+        self._last: tuple[pa.Schema, int] = pa.schema([]), 0
+
+    def columns(self, schema: pa.Schema) -> int:
+        """The columns of a schema."""
+        if not schema.equals(self._last[0]):
+            self._last = schema, self._set_of(-1, schema, in_list=False)
+        return self._last[1]
+
+    def null_bytes(self, columns: int, rows: float, items: float) -> float:
+        """Bytes that these columns take at least in `rows` rows, of which those that are lists hold `items` items."""
+        found = self._known.get(columns)
+        if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            found = self._known[columns] = self._sum(columns & ~self._in_lists), self._sum(columns & self._in_lists)
+        return rows * found[0] + items * found[1]
+
+    def _sum(self, columns: int) -> float:
+        total = 0.0
+        while columns:
+            lowest = columns & -columns
+            total += self._bytes[lowest.bit_length() - 1]
+            columns ^= lowest
+        return total
+
+    def _set_of(self, parent: int, fields: Iterable[pa.Field], *, in_list: bool) -> int:
+        """The `fields` nested in the column `parent`."""
+        found = 0
+        for field in fields:
+            kind = field.type
+            bit = self._bits.setdefault((parent, field.name, kind.id), len(self._bytes))
+            if bit == len(self._bytes):
+                self._bytes.append(_null_bytes(kind))
+                self._in_lists |= in_list << bit
+            found |= 1 << bit
+            if kind.num_fields:
+                inner = (kind.field(index) for index in range(kind.num_fields))
+                found |= self._set_of(bit, inner, in_list=in_list or not pa.types.is_struct(kind))
+        return found
+
+
+def _null_bytes(kind: pa.DataType) -> float:
+    """Bytes of a null in a column: a bit that says so, and a value or an offset."""
+    if pa.types.is_struct(kind) or pa.types.is_null(kind):
+        return 1 / 8
+    try:
+        return (1 + int(kind.bit_width)) / 8
+    except ValueError:
+        return 4 + 1 / 8
+
+
+class Memory:
+    """Bytes held by chunks, kept up to date by them, and the small ones among them, of which `together` are merged."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.together = TOGETHER
+        self.widths = Widths()
+        self._small: dict[tuple[object, int], list[Chunk]] = {}
+
+    def note(self, chunk: Chunk) -> None:
+        """A chunk has become what it is now."""
+        if chunk.small:
+            power = (chunk.live.bit_length() - 1) // (self.together.bit_length() - 1)
+            self._small.setdefault((chunk.family, power), []).append(chunk)
+
+    def to_merge(self) -> list[Chunk]:
+        """Small chunks that are to be merged now, forgotten here; empty while there are too few alike."""
+        for alike in self._small.values():
+            if len(alike) >= self.together:
+                chunks, alike[:] = [chunk for chunk in dict.fromkeys(alike) if chunk.live], []
+                if len(chunks) > 1:
+                    return chunks
+        return []
+
+
+class Chunk:
+    """A routed batch: `rows`, and where in it each run lies that a block still needs.
+
+    `owners`, `sizes` and `items` have each run's block, its bytes, and how many items are in its lists of structs.
+    Only chunks of one `family` are merged.
+    """
+
+    __slots__ = ("_memory", "columns", "family", "items", "live", "nbytes", "owners", "rows", "runs", "sizes", "small")
+
+    def __init__(
+        self,
+        rows: pa.RecordBatch,
+        runs: Sequence[tuple[int, int]],
+        owners: Sequence[Any],
+        sizes: Sequence[int],
+        items: Sequence[int],
+        memory: Memory,
+        family: object = None,
+    ) -> None:
+        self._memory = memory
+        self.family = family
+        self.runs: list[tuple[int, int]] = list(runs)
+        self.owners = list(owners)
+        self.sizes = sizes
+        self.items = items
+        self.live = rows.num_rows
+        self.columns = self.nbytes = 0
+        self._hold(rows)
+
+    def _hold(self, rows: pa.RecordBatch) -> None:
+        memory, nbytes = self._memory, 0
+        if rows.num_rows:
+            self.columns = memory.widths.columns(rows.schema)
+            nbytes = cost(rows, self.columns)
+        memory.bytes += nbytes - self.nbytes
+        self.rows, self.nbytes = rows, nbytes
+        self.small = 0 < nbytes < (1 + SMALL) * overhead(self.columns)
+        memory.note(self)
+
+    def run(self, index: int) -> pa.RecordBatch:
+        """The rows of one run, without a copy."""
+        return self.rows.slice(*self.runs[index])
+
+    def release(self, *indexes: int) -> None:
+        """These runs are not needed any more; rewrite the chunk when less than half of it is."""
+        for index in indexes:
+            self.live -= self.runs[index][1]
+            self.runs[index] = (0, 0)
+            self.owners[index] = None
+        if not self.live:
+            self._hold(EMPTY)
+        elif self.live * 2 < self.rows.num_rows:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        kept = [(index, *run) for index, run in enumerate(self.runs) if run[1]]
+        slices = [self.rows.slice(start, length) for _, start, length in kept]
+        self._hold(concat(slices))
+        position = 0
+        for index, _, length in kept:
+            self.runs[index] = (position, length)
+            position += length
+
+
+EMPTY = pa.RecordBatch.from_arrays([], names=[])
+
+
+def overhead(columns: int) -> int:
+    """Bytes that a chunk of these columns costs beside their content."""
+    return CHUNK_OVERHEAD + columns.bit_count() * ARRAY_OVERHEAD
+
+
+def cost(rows: pa.RecordBatch, columns: int) -> int:
+    """Bytes that rows of these columns cost as a chunk."""
+    return int(rows.get_total_buffer_size()) + overhead(columns)
+
+
+def list_items(rows: pa.RecordBatch, runs: Sequence[tuple[int, int]]) -> Any:
+    """How many items lists of structs have in each run: a struct has all fields of its column in every item."""
+    starts, lengths = np.array(runs).T
+    columns = [column for column in rows.columns if _has_structs_in_lists(column.type)]
+    return sum((_items(column, starts, starts + lengths) for column in columns), np.zeros(len(runs), np.int64))
+
+
+def _has_structs_in_lists(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    if pa.types.is_list(kind) and pa.types.is_struct(inner[0]):
+        return True
+    return any(map(_has_structs_in_lists, inner)) and not pa.types.is_map(kind)
+
+
+def _items(array: pa.Array, starts: Any, stops: Any) -> Any:
+    if pa.types.is_list(array.type):
+        offsets = array.offsets.to_numpy()
+        starts, stops = offsets[starts], offsets[stops]
+        return (stops - starts) + _items(array.values, starts, stops)
+    if pa.types.is_struct(array.type):
+        fields = (array.field(index) for index in range(array.type.num_fields))
+        return sum((_items(field, starts, stops) for field in fields), np.zeros(len(starts), np.int64))
+    return np.zeros(len(starts), np.int64)
+
+
+def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of all rows, copied; the batches have one schema."""
+    if len(batches) == 1:  # Arrow would keep the slice, and with it the buffers it was cut from
+        return batches[0].take(pa.array(np.arange(len(batches[0]))))
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
