@@ -43,7 +43,7 @@ OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
 ACK_ATTEMPTS = 5
 """Attempts that a consumer may leave unanswered although it can be reached."""
-FIRST_ACK_RETRY, LONGEST_ACK_RETRY = 0.2, 5.0
+FIRST_ACK_RETRY, LONGEST_ACK_RETRY = 0.2, 2.0
 ACKNOWLEDGING = 3
 """Blocks need not wait for the server's answer to those before them."""
 SMALL, TOGETHER = 64 << 10, 64

@@ -1,8 +1,9 @@
 """Which messages the server has sent that never arrived, because their connection broke.
 
 The server counts every delivery of the consumer, and each message's ack subject has its number. As long as the numbers
-here have no gap, this process is the only one that is delivered to, and the gap after a lost connection is what was
-lost with it. Where other replicas take part, only an estimate is possible: their messages look the same.
+here have no gap, and nobody else pulls, this process is the only one that is delivered to, and the gap after a lost
+connection is what was lost with it. Where other replicas take part, only an estimate is possible: their messages look
+the same.
 
 Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock.
 """
@@ -21,7 +22,7 @@ from jetcapture_py.admin import ConsumerState
 from jetcapture_py.assemble import positions
 
 ALONE_AFTER = 5.0
-"""Seconds without a gap after which no other replica is likely to be delivered to."""
+"""Seconds without a gap and without pulls of others after which no other replica is likely to be delivered to."""
 MOST_SEQUENCES = 1_000_000
 """Sequences to ask for at most; a consumer that filters a large stream may skip any number between two messages."""
 _SAMPLES = 10
@@ -68,9 +69,11 @@ class Deliveries:
             self._offset, self._alone_since = found.delivery - total, now
             self._lost.clear()
 
-    def unacked_elsewhere(self, count: int) -> None:
-        """`count` unacknowledged messages are not held here: other replicas hold them, or they are on their way."""
-        self._elsewhere.append(count)
+    def looked_up(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:
+        """The server has described the consumer, while this process held `held` messages and had `pulls` pulls open."""
+        self._elsewhere.append(max(0, state.unacked - held))  # other replicas hold these, or they are on their way
+        if state.waiting_pulls > pulls:
+            self._alone_since = now
 
     def after_reconnect(self, state: ConsumerState, held: pa.BinaryArray, now: float) -> Lost:
         """Compare what the server says after a reconnect, before anything is pulled, with the ack subjects `held`."""

@@ -14,7 +14,7 @@ class LogLimit:
     def due(self, now: float, count: int = 1) -> int:
         """Count `count` more; how many to log now, 0 for nothing."""
         self._count += count
-        if now - self._last < self._every:
+        if not self._count or now - self._last < self._every:
             return 0
         self._last, self._count, count = now, 0, self._count
         return count

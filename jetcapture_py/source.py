@@ -449,14 +449,21 @@ class Source:
     async def refresh(self) -> bool:
         """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
         asked = self.reconnects, self._loop.time()
+        pulls = self._open_pulls
         if not await self._consumer.refresh() or self.failure is not None:
             return False
         self._known = asked
-        self._others = max(0, self.state.unacked - self._unacked())
-        self._deliveries.unacked_elsewhere(self._others)
-        if not any(lane.active for lane in self._lanes):
+        held = self._unacked()
+        self._others = max(0, self.state.unacked - held)
+        pulls = max(pulls, self._open_pulls)
+        self._deliveries.looked_up(self.state, held=held, pulls=pulls, now=self._loop.time())
+        if not self._open_pulls:
             self._answered = self._loop.time()
         return True
+
+    @property
+    def _open_pulls(self) -> int:
+        return sum(lane.active for lane in self._lanes)
 
     async def _floor_again(self) -> int | None:
         """The ack floor, from an answer about the consumer that was asked for now; None once nothing can come."""
@@ -492,7 +499,7 @@ class Source:
         """Whether the consumer was there a moment ago, and the server has not said since that it is gone."""
         connection, asked = self._known
         fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
-        return fresh and self.failure is None and any(lane.active for lane in self._lanes)
+        return fresh and self.failure is None and self._open_pulls > 0
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Tell the server that these messages are still being worked on."""

@@ -30,11 +30,15 @@ STARVED = 4 * Shape.ack_wait + Shape.max_age + 3
 """Seconds within which every message must be stored while one of three replicas stands still for three times ack_wait:
 it may be sent there again and again until that goes on, must then come back, and fill a block."""
 
+SERVER = "max_payload: 8MB\nwrite_deadline: '2s'"
+"""It drops whoever does not read for 2 s, and not for 10."""
+
 RATES = {
     "daemon.kill": KILLS / 1.29 / LONG,
     "daemon.stop": 0.02,
     "daemon.stop_twice": 0.01,
     "daemon.freeze": 0.01,
+    "daemon.freeze_long": 0.004,
     "server.kill": SERVER_KILLS / LONG,
     "server.stop": 0.006,
     "server.freeze": 0.006,
@@ -100,6 +104,12 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--store", choices=("local", "s3"), default="local")
     parser.add_argument("--rate", type=float, default=2000, help="messages a second")
+    parser.add_argument(
+        "--largest",
+        type=int,
+        default=7_900_000,
+        help="bytes of the largest messages, at most 8 MB; not with --cluster",
+    )
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--no-spark", action="store_true", help="do not have Spark read the archive at the end")
     parser.add_argument("--dir", type=Path, help="where servers and archive lie; default: where temporary files do")
@@ -119,7 +129,14 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
             return world.publishing.done() and world.counts["leader kills"] >= LEADER_KILLS
 
         return shape, every(LEADER_EVERY, "server.kill_leader", through, limit), limit + 900
-    shape = Shape(replicas=options.replicas, store=options.store, rate=options.rate, messages=options.messages)
+    shape = Shape(
+        replicas=options.replicas,
+        store=options.store,
+        rate=options.rate,
+        messages=options.messages,
+        server_config=SERVER,
+        largest=options.largest,
+    )
     if options.stall:
 
         def often(world: World) -> bool:

@@ -56,6 +56,16 @@ async def freeze_daemon(world: World, draw: random.Random) -> None:
         replica.signal(signal.SIGCONT)
 
 
+@fault("daemon.freeze_long")
+async def freeze_daemon_until_dropped(world: World, draw: random.Random) -> None:
+    """SIGSTOP for longer than a server waits for a client that does not read, 10 s if not configured."""
+    replica, pause = draw.choice(world.replicas), world.hold(draw, 14, 14)
+    if replica.signal(signal.SIGSTOP):
+        world.say(f"SIGSTOP to {replica} for {pause:.1f} s", count="long daemon SIGSTOPs")
+        await asyncio.sleep(pause)
+        replica.signal(signal.SIGCONT)
+
+
 @fault("daemon.stall")
 async def stall_daemon(world: World, draw: random.Random) -> None:
     """SIGSTOP for three times ack_wait, while the others go on."""

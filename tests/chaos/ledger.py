@@ -23,8 +23,9 @@ ID = "Nats-Msg-Id"
 
 _BATCH = 100
 _ACK_TIMEOUT = 2.0
-_UNDECODABLE, _WITH_HEADERS, _LARGE = 0.02, 0.1, 0.002
-_LARGEST = 120_000
+_UNDECODABLE, _WITH_HEADERS, _LARGE, _HUGE = 0.02, 0.1, 0.002, 0.0002
+LARGE = 120_000
+"""Bytes of a large message at most; `Publisher` may be asked for larger ones, which are fewer."""
 
 
 def digest(subject: bytes, identifier: bytes, payload: bytes) -> int:
@@ -93,8 +94,17 @@ Draft = tuple[str, bytes, dict[str, str]]
 class Publisher:
     """Publishes at a rate, and again until the server says it is stored; ids keep that from storing anything twice."""
 
-    def __init__(self, client: Client, ledger: Ledger, draw: random.Random, *, rate: float, limit: int | None) -> None:
-        self.rate, self.limit = rate, limit
+    def __init__(
+        self,
+        client: Client,
+        ledger: Ledger,
+        draw: random.Random,
+        *,
+        rate: float,
+        limit: int | None,
+        largest: int = LARGE,
+    ) -> None:
+        self.rate, self.limit, self.largest = rate, limit, largest
         self.published = 0
         self.repeated = 0
         self._client, self._ledger, self._draw = client, ledger, draw
@@ -158,7 +168,11 @@ class Publisher:
     def _message(self) -> Draft:
         self._number += 1
         draw, number = self._draw, self._number
-        size = draw.randrange(_LARGEST) if draw.random() < _LARGE else draw.randrange(20, 300)
+        chance = draw.random()
+        if chance < _HUGE and self.largest > LARGE:
+            size = draw.randrange(LARGE, self.largest)
+        else:
+            size = draw.randrange(LARGE) if chance < _LARGE else draw.randrange(20, 300)
         text = draw.randbytes(size // 2).hex()
         payload = f'{{"id":{number},"region":"r{draw.randrange(REGIONS)}","text":"{text}"}}'.encode()
         if draw.random() < _UNDECODABLE:

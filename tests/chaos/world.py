@@ -26,7 +26,7 @@ from nats.aio.client import Client
 from tests.chaos.archive import Archive, LocalArchive, S3Archive
 from tests.chaos.clock import Clock
 from tests.chaos.jetstream import JetStream
-from tests.chaos.ledger import COLUMNS, Ledger, Publisher
+from tests.chaos.ledger import COLUMNS, LARGE, Ledger, Publisher
 from tests.chaos.proxy import HttpProxy, Proxy
 from tests.chaos.replica import ChaosError, Replica
 from tests.support import s3
@@ -55,6 +55,8 @@ class Shape:
     hold: float = 1.0
     """What the duration of faults is multiplied by."""
     server_config: str = ""
+    largest: int = LARGE
+    """Bytes of the largest messages; the servers must allow them."""
     sections: dict[str, Any] = field(default_factory=dict)
 
 
@@ -136,6 +138,7 @@ class World:
             random.Random(f"{self.seed}/messages"),
             rate=self.shape.rate,
             limit=self.shape.messages,
+            largest=self.shape.largest,
         )
         self.publishing = asyncio.create_task(self.publisher.run(), name="publisher")
         self._tasks.append(self.publishing)

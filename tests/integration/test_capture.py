@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import nats
+import nats.errors
 import pyarrow as pa
 import pytest
 from nats.aio.subscription import Subscription
 
 from jetcapture_py import acks, layout, upkeep
 from jetcapture_py.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.capture import Capture
+from jetcapture_py.capture import ACK_ATTEMPTS, Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.layout import ObjectName
 from jetcapture_py.received import Inbox
@@ -438,6 +440,33 @@ def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Sta
             await until(lambda: capture.stats.acked == 100, "the acknowledgement is confirmed after all")
         assert (await consumer(server.url)).num_ack_pending == 0
         assert len(objects(tmp_path / "archive")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        at: list[float] = []
+        ask = Connection.ask
+
+        async def nobody(self: Connection, subject: str, payload: bytes, timeout: float) -> Any:
+            if subject.startswith("$JS.ACK."):
+                at.append(time.monotonic())
+                if len(at) <= ACK_ATTEMPTS + 1:
+                    raise nats.errors.NoRespondersError  # as while the consumer has no leader
+            return await ask(self, subject, payload, timeout)
+
+        monkeypatch.setattr(Connection, "ask", nobody)
+        settings = config(server.url, tmp_path / "archive", source={"ack_wait": "10m"})
+        await capture_all(settings)
+        assert (await consumer(server.url)).num_ack_pending == 0
+        pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+        assert len(pauses) >= ACK_ATTEMPTS + 1
+        assert min(pauses) > 0.05
 
     asyncio.run(scenario())
 

@@ -1,0 +1,52 @@
+"""Messages on their way from the socket to columns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jetcapture_py.received import Received
+
+SIZE = b"NATS/1.0\r\nNats-Msg-Size: %d\r\n\r\n"
+
+
+def received(*messages: tuple[bytes, bytes]) -> Received:
+    """Messages by header block and payload; the subjects are their numbers."""
+    headers, payloads = zip(*messages, strict=True)
+    return Received.of([b"%d" % n for n in range(len(messages))], [b"r"] * len(messages), headers, payloads)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (b"", b""),
+        (b"", b"payload"),
+        (b"NATS/1.0\r\n\r\n", b""),
+        (SIZE % 0, b""),
+        (SIZE % 7, b"payload"),
+        (b"NATS/1.0\r\nX-Nats-Msg-Size: 7\r\n\r\n", b""),
+        (b"NATS/1.0\r\nOther: Nats-Msg-Size: 7\r\n\r\n", b""),
+    ],
+)
+def test_a_message_with_a_payload_or_without_a_size_lacks_nothing(message: tuple[bytes, bytes]) -> None:
+    assert received(message, message).lacking_payload() is None
+
+
+@pytest.mark.parametrize("before", [b"", b"A: 1\r\n", b"A: \xff\x00\r\n", b"Nats-Msg-Size: 0\r\n"])
+def test_an_empty_message_whose_header_has_a_size_may_lack_its_payload(before: bytes) -> None:
+    block = b"NATS/1.0\r\n" + before + b"Nats-Msg-Size: 7\r\n\r\n"
+    found = received((b"", b"x"), (block, b""), (block, b"whole"), (block, b""))
+    lacking = found.lacking_payload()
+    assert lacking.tolist() == [False, True, False, True]
+    subjects, *_ = found.where(~lacking).columns()
+    assert subjects.to_pylist() == [b"0", b"2"]
+    assert found.where(lacking).size == 2 * len(block)
+
+
+def test_the_chosen_messages_are_the_same_in_every_order_of_the_rows() -> None:
+    found = received(*[(SIZE % 7, b"") if n % 3 else (b"", b"x") for n in range(30)])
+    (part,) = found.parts
+    part.rows = [np.concatenate(part.rows)[np.random.default_rng(1).permutation(30)]]
+    lacking = found.lacking_payload()
+    (subjects,) = found.where(lacking).columns(0)
+    assert subjects.to_pylist() == [b"%d" % n for n in range(30) if n % 3]
