@@ -18,7 +18,7 @@ Direction = Literal["up", "down"]
 """`up` is towards the server."""
 
 _CHUNK = 64 << 10
-_BUFFER = 32 << 10
+_BUFFER = 128 << 10
 """Bytes that the kernel keeps of a direction, twice: with its usual 10 MB, nobody would notice who does not read."""
 
 
