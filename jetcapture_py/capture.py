@@ -7,6 +7,7 @@ place that acks, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,8 @@ class Capture:
         self.encoding = Gate(limits.memory // 8)
         self.resident = Resident(limits.memory // 8)
         self.encoded_bytes = self.waiting_bytes = 0
-        self.opened = self.draining = self._unconfirmed = False
+        self.opened = self.draining = False
+        self._unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
@@ -154,6 +156,7 @@ class Capture:
                 finally:
                     await _end(*side, intake, stopped)
         finally:
+            self.source.halt()  # after a failure, nobody waits for open pulls
             await self.source.stop()  # first, or what is given back would come straight back here
             await self.source.give_back(upkeep.held_replies(self))
             await self.source.close()
@@ -253,7 +256,8 @@ class Capture:
                 stored.append(self.stored.get_nowait())
             replies = pa.concat_arrays([replies for block, _ in stored for replies in block.replies()])
             confirmed = await self._confirmed(replies)
-            self._unconfirmed |= not confirmed
+            if not confirmed:
+                self._unconfirmed_at = asyncio.get_running_loop().time()
             for block, _ in stored:
                 self.blocks.forget(block)
             upkeep.report(self, stored, confirmed=confirmed)
@@ -278,7 +282,7 @@ class Capture:
 
         Raises DrainError unless every message that was delivered here is acknowledged.
         """
-        self.draining, self._unconfirmed = True, False
+        self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 ended = await self.source.stop()
@@ -293,7 +297,9 @@ class Capture:
                 f"drain_timeout: {late if self.unacked else 'the server did not answer in time'}"
             ) from None
         await upkeep.last_mark(self)
-        if self.source.failure is None and (self._unconfirmed or not ended) and not await self._none_unacked():
+        since = asyncio.get_running_loop().time() - self._unconfirmed_at
+        doubtful = not ended or since < self.source.state.ack_wait  # older ones have come back, and were acknowledged
+        if self.source.failure is None and doubtful and not await self._none_unacked():
             reason = "acknowledgements were not confirmed" if ended else "the connection to NATS was lost"
             raise DrainError(f"drain: {reason}; what the server has not counted comes back after ack_wait")
 

@@ -23,8 +23,9 @@ from jetcapture_py.assemble import positions
 
 ALONE_AFTER = 5.0
 """Seconds without a gap and without pulls of others after which no other replica is likely to be delivered to."""
-MOST_SEQUENCES = 1_000_000
-"""Sequences to ask for at most; a consumer that filters a large stream may skip any number between two messages."""
+MOST_SEQUENCES = 100_000
+"""Sequences to ask for at most, some 10 MB of acks; a consumer that filters a large stream may skip any number between
+two messages."""
 _SAMPLES = 10
 
 

@@ -27,7 +27,8 @@ class PayloadCheck:
     """Decides about messages that may lack their payload, and remembers which it has given back.
 
     `look_up` asks the server for the consumer: its ack floor if it is without `headers_only`, None if nothing more can
-    come from it. `give_back` has messages delivered again, by their ack subjects.
+    come from it. `give_back` has messages delivered again, by their ack subjects. With `limited` the consumer has
+    `max_deliver`: a message that was given back might never come again, so the look-up alone decides.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class PayloadCheck:
         consumer: str,
         look_up: Callable[[], Awaitable[int | None]],
         give_back: Callable[[pa.BinaryArray], Awaitable[None]],
+        *,
+        limited: bool = False,
     ) -> None:
         self._stream, self._consumer = stream, consumer
-        self._look_up, self._give_back = look_up, give_back
+        self._look_up, self._give_back, self._limited = look_up, give_back, limited
         self._given_back = np.empty(0, np.int64)
         self._said = LogLimit()
 
@@ -48,9 +51,12 @@ class PayloadCheck:
         if lacking is None:
             return received
         ack_floor = await self._look_up()  # after the messages came, or it would say nothing about them
-        if ack_floor is None:
-            return received.where(~lacking)
         replies = received.where(lacking).replies
+        if ack_floor is None:
+            await self._give_back(replies)
+            return received.where(~lacking)
+        if self._limited:
+            return received
         seqs = sequences(self._stream, self._consumer, replies)
         believed = self._believed(seqs, ack_floor)
         stored: Any = ~lacking

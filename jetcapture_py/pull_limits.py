@@ -109,6 +109,7 @@ class PullLimits:
 
     def stuck(self, now: float) -> str | None:
         """Why nothing can be delivered just now, in one line; None when nothing is known to stand in the way."""
-        if self._single is None or self._stuck_since is None or now - self._stuck_since < STUCK_AFTER:
+        single, since = self._single, self._stuck_since  # read once: other threads ask
+        if single is None or since is None or now - since < STUCK_AFTER:
             return None
-        return f"the next message has more than {self._single.max_bytes // 2:,} bytes and could not be delivered yet"
+        return f"the next message has more than {single.max_bytes // 2:,} bytes and could not be delivered yet"

@@ -46,6 +46,8 @@ class Part:
         rows = self.ordered()
         where = np.flatnonzero(_bare(rows))
         lacking = np.zeros(len(rows), bool)
+        if not len(where):
+            return lacking
         blocks = between(self.memory, rows[where, HEADERS], rows[where, PAYLOAD])
         lacking[where] = pc.match_substring_regex(blocks, _SIZE_HEADER).to_numpy(zero_copy_only=False)
         return lacking

@@ -129,7 +129,13 @@ class Source:
         self._consumer = Consumer(self._api, self.config.source, self.fail)
         await self._consumer.attach()
         self._answered = self._loop.time()
-        self.payloads = PayloadCheck(self.stream, self.consumer, self._floor_again, self.give_back)
+        self.payloads = PayloadCheck(
+            self.stream,
+            self.consumer,
+            self._floor_again,
+            self.give_back,
+            limited=self.state.config.get("max_deliver", -1) > 0,
+        )
         self._deliveries = Deliveries(self.stream, self.consumer, self.state)
         for _ in range(LANES):
             subject = self._client.new_inbox()
@@ -152,7 +158,8 @@ class Source:
             self._stopping = True
             self._wake.set()
             await self._pulls_end()
-        ended = connection == self.reconnects and not any(lane.active for lane in self._lanes)
+        lost = not self.connected or self._stock_due or connection != self.reconnects  # pulls end with their connection
+        ended = not lost and not any(lane.active for lane in self._lanes)
         try:
             while self._subscriptions:
                 await self._subscriptions.pop().unsubscribe()

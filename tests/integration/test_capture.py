@@ -347,7 +347,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
                 await subscription.fetch(taken)
 
             async def forget_what_the_server_said(*_: Any) -> None:
-                capture._unconfirmed = True
+                capture._unconfirmed_at = asyncio.get_running_loop().time()
 
             async with running(
                 config(server.url, tmp_path / "archive"), on_stored=forget_what_the_server_said

@@ -257,7 +257,18 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b'{"seq": 1}', b"\xff", mark().encode().replace(b"}", b', "filters": [1]}')]
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"seq": 1}',
+        b"\xff",
+        mark().encode().replace(b"}", b', "filters": [1]}'),
+        mark().encode().replace(b"}", b', "seq": Infinity}'),
+        mark().encode().replace(b"}", b', "time": "0001-01-01T00:00:00+23:59"}'),
+        b"[" * 100_000,
+    ],
 )
 def test_a_damaged_file_is_an_error_of_one_line(data: bytes) -> None:
     with pytest.raises(JetcaptureError, match="the watermark is damaged"):

@@ -1,0 +1,47 @@
+"""What becomes of messages that may lack their payload."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.payload_check import PayloadCheck
+from jetcapture_py.received import REPLY, Received
+
+BARE = b"NATS/1.0\r\nNats-Msg-Size: 5\r\n\r\n"
+
+
+def received(*seqs: int, headers: bytes = b"", payload: bytes = b"") -> Received:
+    replies = [b"$JS.ACK.ORDERS.archive.1.%d.%d.1700000000000000000.0" % (seq, seq) for seq in seqs]
+    count = len(seqs)
+    return Received.of([b"orders"] * count, replies, [headers] * count, [payload] * count)
+
+
+@pytest.mark.parametrize(
+    ("floor", "limited", "kept", "given_back"), [(0, False, 2, 1), (0, True, 3, 0), (None, False, 2, 1)]
+)
+def test_a_message_without_payload_is_given_back_unless_it_might_never_return(
+    floor: int | None, limited: bool, kept: int, given_back: int
+) -> None:
+    returned: list[bytes] = []
+
+    async def look_up() -> int | None:
+        return floor
+
+    async def give_back(replies: pa.BinaryArray) -> None:
+        returned.extend(replies.to_pylist())
+
+    async def scenario() -> Received:
+        check = PayloadCheck("ORDERS", "archive", look_up, give_back, limited=limited)
+        batch = received(1, 2, payload=b"whole")
+        bare = received(3, headers=BARE)
+        for part in bare.parts:
+            batch.add(part.memory, part.rows[0], bare.size)
+        return await check.only_whole(batch)
+
+    whole = asyncio.run(scenario())
+    assert len(whole) == kept
+    assert len(returned) == given_back
+    assert sorted([*whole.columns(REPLY)[0].to_pylist(), *returned]) == received(1, 2, 3).replies.to_pylist()
