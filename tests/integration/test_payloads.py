@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from nats.aio.client import Client
 
@@ -148,7 +149,7 @@ def test_empty_messages_that_were_published_with_the_header_of_a_stripped_one_ar
 
 
 def test_other_changes_of_the_consumer_are_reported_and_followed(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -157,11 +158,18 @@ def test_other_changes_of_the_consumer_are_reported_and_followed(
             await until(lambda: capture.blocks.rows == 100, "all are in a block")
             async with connection(server.url) as client:
                 await client.jetstream().add_consumer(
-                    STREAM, durable_name=CONSUMER, ack_policy="explicit", ack_wait=1, max_ack_pending=50_000
+                    STREAM, durable_name=CONSUMER, ack_policy="explicit", ack_wait=3, max_ack_pending=50_000
                 )
             await until(lambda: "consumer.changed" in [record.message for record in caplog.records], "it is reported")
-            await asyncio.sleep(3)
-            assert (await consumer(server.url)).num_redelivered == 0, "messages are kept alive as the change asks for"
+            kept_alive: list[int] = []
+            keep_alive = capture.source.keep_alive
+
+            async def counted(replies: pa.BinaryArray) -> None:
+                kept_alive.append(len(replies))
+                await keep_alive(replies)
+
+            monkeypatch.setattr(capture.source, "keep_alive", counted)
+            await until(lambda: kept_alive[:2] == [100, 100], "messages are kept alive as the change asks for")
 
     with caplog.at_level(logging.WARNING, "jetcapture"):
         asyncio.run(scenario())

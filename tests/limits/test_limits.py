@@ -88,7 +88,7 @@ def test_what_encoding_needs_is_counted_and_given_back(
     encode = Encoder.encode_or_salvage
 
     def watched(self: Encoder, *block: Any) -> EncodedBlock:
-        seen.append((capture.memory, sum(batch.nbytes for batch in block[-1])))
+        seen.append((capture.memory, sum(batch.nbytes for batch in block[2])))
         return encode(self, *block)
 
     monkeypatch.setattr(Encoder, "encode_or_salvage", watched)
