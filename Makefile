@@ -7,6 +7,9 @@ MINUTES ?= 30
 SEED ?=
 
 VENV = .venv
+LOWEST = .venv-lowest
+LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py tests/integration/test_keys.py \
+  tests/integration/test_user_code.py tests/integration/test_capture.py
 RUN = $(VENV)/bin/python -m
 INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
 FOR_DEMO = $(VENV)/installed-demo
@@ -14,11 +17,12 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test lint bench chaos clean java
+.PHONY: help demo test test-lowest lint bench chaos clean java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    lint, then every test; ARGS="-k name"'
+	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
@@ -29,6 +33,16 @@ demo: $(FOR_DEMO) java
 
 test: lint $(FOR_DEV) java
 	$(RUN) pytest $(ARGS)
+
+# newer libraries warn of older ones, which is no fault here
+test-lowest: $(FOR_DEV)
+	$(RUN) venv --clear $(LOWEST)
+	$(VENV)/bin/python .ci/lowest.py | tee $(LOWEST)/pins.txt
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/pins.txt \
+	  pytest pytest-timeout hypothesis psutil
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(LOWEST)/bin/python -m pytest -q -p no:cacheprovider \
+	  -o filterwarnings=default $(LOWEST_TESTS)
 
 lint: $(FOR_DEV)
 	$(RUN) ruff check
@@ -43,7 +57,7 @@ chaos: $(FOR_DEV) java
 	@$(RUN) tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
 	find jetcapture_py spark_jobs tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(FOR_DEMO): pyproject.toml

@@ -232,12 +232,16 @@ NESTED = pa.array(
 )
 
 
+FIXED_LISTS_MAY_BE_NULL = int(pa.__version__.split(".")[0]) >= 25
+"""Whether this pyarrow reads them; no decoder of ours makes any."""
+
+
 def test_nested_columns_come_back_and_have_statistics() -> None:
     values = {
         "nested": NESTED,
         "map": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
         "large": pa.array([["a"], [], None], pa.large_list(pa.large_string())),
-        "fixed": pa.array([[1, 2], [3, 4], None], pa.list_(pa.int8(), 2)),
+        "fixed": pa.array([[1, 2], [3, 4], None if FIXED_LISTS_MAY_BE_NULL else [5, 6]], pa.list_(pa.int8(), 2)),
         "decimal": pa.array([1, None, 3], pa.decimal128(20, 4)),
     }
     values = {name: pa.concat_arrays([column] * 50) for name, column in values.items()}
