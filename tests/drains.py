@@ -1,6 +1,6 @@
 """SIGTERM under a backlog, again and again: does a drained process leave anything behind?
 
-    python -m tests.drains --count 50 [--slow] [--servers far|replicated] [--busy 4]
+    python -m tests.drains --count 50 [--slow] [--servers far|replicated] [--size 10000] [--busy 4]
 
 Each time the real command captures from a full stream with a small or large `max_ack_pending` and an `ack_wait` of ten
 minutes, gets SIGTERM at a random moment, and must exit with 0. Then the server must have no unacknowledged message that
@@ -34,7 +34,7 @@ from jetcapture_py.publish import Publisher
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, consumer, objects, settings
 
-BACKLOG = 400_000
+BACKLOG, BACKLOG_BYTES = 400_000, 1 << 30
 ACK_LIMITS = (1000, 5000, 50_000)
 QUIET = 2.0
 """Seconds without a message after which a pull has brought everything that was to be delivered again."""
@@ -122,8 +122,8 @@ async def _pull(url: str, delivered: int, wanted: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def full_stream(directory: Path, topology: str, messages: int) -> AsyncIterator[str]:
-    """Servers with a stream full of messages; where jetcapture is to connect to."""
+async def full_stream(directory: Path, topology: str, messages: int, size: int = 200) -> AsyncIterator[str]:
+    """Servers with a stream full of messages of `size` bytes; where jetcapture is to connect to."""
     with contextlib.ExitStack() as stack:
         servers = [NatsServer(directory / f"server-{number}", text) for number, text in enumerate(_configs(topology))]
         for server in servers:
@@ -140,7 +140,7 @@ async def full_stream(directory: Path, topology: str, messages: int) -> AsyncIte
                     await asyncio.sleep(0.2)
             async with Publisher(client) as publisher:
                 for index in range(messages):
-                    await publisher.publish(f"orders.{index % 3}", b"%0200d" % index, None)
+                    await publisher.publish(f"orders.{index % 3}", b"%0*d" % (size, index), None)
                 await publisher.flush()
             cluster = (await jetstream.stream_info(STREAM)).cluster
         leader = int(cluster.leader[1:]) if cluster and cluster.leader and topology != "single" else 0
@@ -179,7 +179,8 @@ def busy_loops(count: int) -> Iterator[None]:
 
 async def _run(options: argparse.Namespace, directory: Path) -> int:
     failed, longest = 0, 0.0
-    async with full_stream(directory, options.servers, BACKLOG) as url:
+    messages = min(BACKLOG, BACKLOG_BYTES // options.size)
+    async with full_stream(directory, options.servers, messages, options.size) as url:
         with busy_loops(options.busy):
             async for drain in drains(url, directory, options.count, slow=options.slow):
                 failed += not drain.clean
@@ -194,6 +195,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--slow", action="store_true", help="receive with nats-py's own parser")
     parser.add_argument("--servers", choices=("single", "far", "replicated"), default="single")
+    parser.add_argument("--size", type=int, default=200, help="bytes of a message")
     parser.add_argument("--busy", type=int, default=0)
     with tempfile.TemporaryDirectory(prefix="jetcapture-drains-") as directory:
         return asyncio.run(_run(parser.parse_args(), Path(directory)))
