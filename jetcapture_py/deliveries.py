@@ -41,7 +41,7 @@ class Lost:
     replies: pa.BinaryArray
 
 
-_NO_REPLIES = pa.array([], pa.binary())
+_NO_REPLIES = pa.nulls(0, pa.binary())
 
 
 class Deliveries:

@@ -55,7 +55,6 @@ LOOK = 0.05
 _SHORT = 9
 _UNUSED = re.compile(rb"Nats-Pending-Messages: *([0-9]+)")
 _UNUSED_BYTES = re.compile(rb"Nats-Pending-Bytes: *([0-9]+)")
-_TOO_LARGE = "message size exceeds maxbytes"
 
 
 class Fetch:
@@ -239,7 +238,7 @@ class Fetch:
         """Pull until the range is finished, or until trouble."""
         clock = asyncio.get_running_loop().time
         self._heard = self._came = clock()
-        reads = self._connection.reads
+        reads, late = self._connection.reads, False
         while not self._finished and not self._trouble:
             self._wake.clear()
             if self._complete or clock() > self._looked + LOOK:
@@ -255,7 +254,8 @@ class Fetch:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server fell silent")
-            if clock() > self._came + self._session.timeout and not (self._finished or self._trouble):
+            late_before, late = late, clock() > self._came + self._session.timeout
+            if late and late_before and not (self._finished or self._trouble):  # seen twice: we may have been suspended
                 raise self._nothing_came("the server is there, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
@@ -345,11 +345,11 @@ class Fetch:
             return  # of a consumer we have left
         self._heard = asyncio.get_running_loop().time()
         status = parse_status(block)
-        if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN):
+        if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
             self._disturb(f"{status.code} {status.text}")
         elif unused := _UNUSED.search(block):
             self._granted -= int(unused[1])
-        if status.text.lower().startswith(_TOO_LARGE):
+        if status.reaction is Reaction.TOO_LARGE:
             unused = _UNUSED_BYTES.search(block)
             self._too_large |= unused is not None and int(unused[1]) >= PULL_BYTES  # more than the rest of a pull
         self._idle = status.reaction is Reaction.ALIVE
