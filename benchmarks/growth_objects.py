@@ -28,10 +28,10 @@ import pyarrow as pa
 import yaml
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import EncodedBlock, Encoder
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE
 from tests.support.archives import put
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, settings
@@ -136,9 +136,9 @@ def planned(archive: str) -> list[Cost]:
     """What Spark jobs do before they read messages: find the objects, and decide what is read and merged together."""
     from spark_jobs.archive import read_archive
     from spark_jobs.compact import TARGET_SIZE
-    from spark_jobs.compact_plan import units
-    from spark_jobs.files import Files
-    from spark_jobs.job import session
+    from spark_jobs.compaction.files import Files
+    from spark_jobs.compaction.plan import units
+    from spark_jobs.reading.job import session
 
     spark = session("growth")
     spark.range(1).collect()

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from jetcapture_py.publish import Publisher
+from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 
 STREAM = "BENCH"

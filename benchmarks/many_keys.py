@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, Message, consumer, objects, publish, settings
 

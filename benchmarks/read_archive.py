@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from jetcapture_py import layout
-from jetcapture_py.batch import HEADERS_TYPE
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import HEADERS_TYPE
 from spark_jobs.archive import read_archive
-from spark_jobs.job import session
+from spark_jobs.reading.job import session
 
 STREAM = "ORDERS"
 START = datetime(2026, 5, 1, tzinfo=UTC)

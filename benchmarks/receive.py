@@ -18,9 +18,9 @@ import nats
 import pyarrow as pa
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from jetcapture_py.config import loads
-from jetcapture_py.publish import Publisher
-from jetcapture_py.source import Source
+from jetcapture_py.config.model import loads
+from jetcapture_py.jetstream.publish.publisher import Publisher
+from jetcapture_py.jetstream.source import Source
 from tests.support.nats_server import NatsServer
 
 STREAM = "BENCH"

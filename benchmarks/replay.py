@@ -27,14 +27,14 @@ import pyarrow.parquet as pq
 from nats.js.errors import NotFoundError
 from pyspark.sql import SparkSession
 
-from jetcapture_py import layout
-from jetcapture_py.capture import Capture
-from jetcapture_py.config import parse
-from jetcapture_py.publish import Publisher
-from jetcapture_py.wire import Connection
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import parse
+from jetcapture_py.jetstream.publish.publisher import Publisher
+from jetcapture_py.jetstream.wire.client import Connection
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import replay
-from spark_jobs.replay_origin import origin_of
+from spark_jobs.replaying.origin import origin_of
 from tests.support.nats_server import NatsServer
 
 STREAM, TARGET = "ORDERS", "REPLAY"

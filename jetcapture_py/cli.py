@@ -61,18 +61,18 @@ def run(
     ] = False,
 ) -> None:
     """Capture until SIGTERM, SIGINT or SIGHUP, which drain; a second SIGTERM or SIGINT stops at once."""
-    from jetcapture_py import http_server
+    from jetcapture_py.monitoring import http_server
 
     server = http_server.start_early(config)  # the imports take seconds on a busy machine
     try:
-        from jetcapture_py import lean
+        from jetcapture_py.capture import memory
 
-        lean.with_the_systems_allocator()
-        from jetcapture_py import log, quick
-        from jetcapture_py.config import load
+        memory.with_the_systems_allocator()
+        from jetcapture_py import log, startup
+        from jetcapture_py.config.model import load
 
         settings = load(config)
-        with quick.imports(settings):
+        with startup.imports(settings):
             from jetcapture_py import daemon
         log.setup(settings.log.format, settings.log.level)
         raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up, server=server))
@@ -88,13 +88,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="As one line of JSON.")] = False,
 ) -> None:
     """Show how a capture stands: lag, pending, unacknowledged against its limit, watermark, what was stored last."""
-    from jetcapture_py import quick
-    from jetcapture_py.config import load
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
 
     settings = load(config)
-    with quick.imports(settings):
-        from jetcapture_py import status_output
-    raise typer.Exit(status_output.run(settings, watch=watch, as_json=as_json))
+    with startup.imports(settings):
+        from jetcapture_py.monitoring import status_command
+    raise typer.Exit(status_command.run(settings, watch=watch, as_json=as_json))
 
 
 @app.command()
@@ -112,15 +112,16 @@ def verify(
     ] = False,
 ) -> None:
     """Prove that everything acknowledged is in the archive, and nothing is read twice; exit code 1 if it is not."""
-    from jetcapture_py import lean, log, quick
-    from jetcapture_py.config import load
+    from jetcapture_py import log, startup
+    from jetcapture_py.capture import memory
+    from jetcapture_py.config.model import load
 
     settings = load(config)
-    with quick.imports(settings):
-        from jetcapture_py import verify_report
-    lean.without_pandas()
+    with startup.imports(settings):
+        from jetcapture_py.verify import report
+    memory.without_pandas()
     log.setup(settings.log.format, "error")
-    raise typer.Exit(verify_report.run(settings, deep=deep, as_json=as_json, strict=strict))
+    raise typer.Exit(report.run(settings, deep=deep, as_json=as_json, strict=strict))
 
 
 @app.command()
@@ -128,7 +129,7 @@ def schema() -> None:
     """Print the JSON Schema of the configuration file, for editors."""
     import json
 
-    from jetcapture_py.config import schema as config_schema
+    from jetcapture_py.config.model import schema as config_schema
 
     typer.echo(json.dumps(config_schema(), indent=2))
 

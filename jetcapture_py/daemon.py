@@ -10,12 +10,12 @@ import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
-from jetcapture_py import lean
-from jetcapture_py.capture import Capture
-from jetcapture_py.config import Config
+from jetcapture_py.capture import memory
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from jetcapture_py.http_server import HttpServer
 from jetcapture_py.log import event
+from jetcapture_py.monitoring.http_server import HttpServer
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 
@@ -34,7 +34,7 @@ def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | N
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
     if not (is_reference(config.decode.format) or is_reference(config.key)):  # code of the user's own may need it
-        lean.without_pandas()
+        memory.without_pandas()
     try:
         asyncio.run(_run(config, server, until_caught_up=until_caught_up))
     except ConfigError:
@@ -81,7 +81,7 @@ def _http(capture: Capture, server: HttpServer | None) -> Iterator[None]:
     config = capture.config.http
     with contextlib.ExitStack() as stack:
         if config is not None:
-            from jetcapture_py.http import serve
+            from jetcapture_py.monitoring.http import serve
 
             try:
                 stack.enter_context(serve(capture, config.listen, server))

@@ -37,9 +37,9 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.publish import Publisher
+from jetcapture_py.jetstream.publish.publisher import Publisher
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +180,7 @@ def _check_prerequisites() -> None:
     _server_binary()
     if importlib.util.find_spec("pyspark") is None:
         raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo]'")
-    from spark_jobs.job import require_java
+    from spark_jobs.reading.job import require_java
 
     require_java()
 
@@ -363,7 +363,7 @@ class _Demo:
 
     def _spark(self, stack: ExitStack) -> SparkSession:
         from spark_jobs.archive import archive_view
-        from spark_jobs.job import session
+        from spark_jobs.reading.job import session
 
         with self.console.status("Spark starts …"):
             spark = session("jetcapture demo")
@@ -504,7 +504,7 @@ def _spark_noise_to(path: Path) -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from spark_jobs.job import spark_error
+    from spark_jobs.reading.job import spark_error
 
     sys.stderr.flush()
     saved = os.dup(2)

@@ -19,15 +19,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.remote import with_secrets
-from spark_jobs.columns import Columns, Table, quoted
-from spark_jobs.engine import ArrowEngine
-from spark_jobs.objects import Archive, Listing, VanishedError
-from spark_jobs.overlaps import Range, resolve
-from spark_jobs.part import Keys, Moment, Part
+from jetcapture_py.store.remote import with_secrets
+from spark_jobs.reading.arrow_engine import ArrowEngine
+from spark_jobs.reading.columns import Columns, Table, quoted
+from spark_jobs.reading.objects import Archive, Listing, VanishedError
+from spark_jobs.reading.overlaps import Range, resolve
+from spark_jobs.reading.part import Keys, Moment, Part
 
 Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]

@@ -39,16 +39,16 @@ if __name__ == "__main__" and not __package__:
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from jetcapture_py import layout, watermark
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.units import format_duration, parse_duration, parse_size
-from spark_jobs.compact_plan import Source, units
-from spark_jobs.compact_summary import Summary, report, summarize
-from spark_jobs.compact_unit import CHANGED, Order, Outcome, compact_unit
-from spark_jobs.files import Files
-from spark_jobs.job import guarded, part_arguments, reading, session, store_arguments
-from spark_jobs.part import Keys, Moment, Part
-from spark_jobs.storage import Place
+from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.plan import Source, units
+from spark_jobs.compaction.summary import Summary, report, summarize
+from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
+from spark_jobs.reading.job import guarded, part_arguments, reading, session, store_arguments
+from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.reading.place import Place
 
 TARGET_SIZE = 128 << 20
 OLDER_THAN = 3600.0

@@ -28,15 +28,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from jetcapture_py import watermark
-from jetcapture_py.config import NatsConfig
+from jetcapture_py.archive import watermark
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import escaped
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.units import escaped
 from spark_jobs.archive import archive_view
-from spark_jobs.job import archive_arguments, guarded, session
-from spark_jobs.login import login, login_arguments
-from spark_jobs.row_json import is_nested, json_of, row_of
-from spark_jobs.storage import Place, in_spark
+from spark_jobs.publishing.login import login, login_arguments
+from spark_jobs.reading.job import archive_arguments, guarded, session
+from spark_jobs.reading.place import Place, in_spark
+from spark_jobs.reading.row_json import is_nested, json_of, row_of
 
 FORMATS = ("table", "csv", "json", "parquet")
 _VIEWS = ("archive", "quarantine")
@@ -81,7 +81,7 @@ def _run(chosen: argparse.Namespace) -> None:
 
 def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) -> None:
     from spark_jobs.replay import replay, told  # it has its rows from this module
-    from spark_jobs.replay_origin import origin_of
+    from spark_jobs.replaying.origin import origin_of
 
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with told("query", logging.WARNING):

@@ -11,7 +11,7 @@ aggregate for instance, is published as JSON.
 
 Order. All messages of a target subject are published by one task, by timestamp and sequence, so a stream holds them in
 that order; different subjects side by side. With a pace there is one task, and one order over all subjects. A task
-keeps the order also when the server restarts meanwhile (see `jetcapture_py.publish` for the one exception). When Spark
+keeps the order also when the server restarts meanwhile (see `jetcapture_py.jetstream.publish.publisher` for the one exception). When Spark
 runs a task again, what was stored stays where it is and the rest follows, in order. Rows without a timestamp are
 published in the order of their partition, partitions side by side.
 """
@@ -37,21 +37,21 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as sf
 
-from jetcapture_py import layout
-from jetcapture_py.config import NatsConfig
+from jetcapture_py.archive import layout
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.publish import WINDOW
-from spark_jobs.job import guarded, session, spark_error
-from spark_jobs.login import login, login_at
+from jetcapture_py.jetstream.publish.publisher import WINDOW
+from spark_jobs.publishing.login import login, login_at
 from spark_jobs.query import query
-from spark_jobs.replay_arguments import pace_of, parse, selected
-from spark_jobs.replay_origin import origin_of
-from spark_jobs.replay_progress import progress
-from spark_jobs.replay_rows import Rows, rows_of
-from spark_jobs.replay_survey import Survey, describe, is_certain, is_recreated, short_window
-from spark_jobs.replay_survey import survey as take_survey
-from spark_jobs.replay_target import Origin, Stream, Target
-from spark_jobs.replay_task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
+from spark_jobs.reading.job import guarded, session, spark_error
+from spark_jobs.replaying.arguments import pace_of, parse, selected
+from spark_jobs.replaying.origin import origin_of
+from spark_jobs.replaying.preview import Survey, describe, is_certain, is_recreated, short_window
+from spark_jobs.replaying.preview import survey as take_survey
+from spark_jobs.replaying.progress import progress
+from spark_jobs.replaying.rows import Rows, rows_of
+from spark_jobs.replaying.target import Origin, Stream, Target
+from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 
 log = logging.getLogger("jetcapture.replay")
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import nats.errors
 
-from jetcapture_py.publish import Publisher
+from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, consumer, objects, settings
 

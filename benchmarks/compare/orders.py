@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import nats
 import pyarrow as pa
 
-from jetcapture_py.publish import Publisher
+from jetcapture_py.jetstream.publish.publisher import Publisher
 
 ITEMS = 200
 """Different items: their text repeats, as what is in a catalogue does."""

@@ -26,12 +26,13 @@ import yaml
 from moto.server import ThreadedMotoServer
 from nats.js.errors import NotFoundError
 
-from jetcapture_py import config, layout, watermark
-from jetcapture_py.capture import Capture
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.cli import JOBS
-from jetcapture_py.http import PATIENCE
-from jetcapture_py.metrics import Metrics
-from jetcapture_py.units import parse_size
+from jetcapture_py.config import model
+from jetcapture_py.config.units import parse_size
+from jetcapture_py.monitoring.http import PATIENCE
+from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.nats_server import NatsServer
 from tests.support.running import consumer, publish, rows, settings, until
 
@@ -51,7 +52,7 @@ def jetcapture(path: Path, environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_configuration_is_valid(path: Path) -> None:
-    assert config.load(path, ENVIRONMENT).warnings() == ()
+    assert model.load(path, ENVIRONMENT).warnings() == ()
 
 
 def test_the_minimal_configuration_archives_a_stream(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_a_pod_finds_its_valid_configuration(name: str) -> None:
     files, pod = workload(name)
     (container,) = pod["containers"]
     ((file, text),) = files.items()
-    loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
+    loaded = model.loads(text, {each["name"]: each["value"] for each in container["env"]})
     mounts = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert mounts.keys() == volumes.keys()
@@ -298,7 +299,7 @@ def test_a_pod_may_do_little_and_has_time_and_memory_enough(name: str) -> None:
     files, pod = workload(name)
     (container,) = pod["containers"]
     (text,) = files.values()
-    loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
+    loaded = model.loads(text, {each["name"]: each["value"] for each in container["env"]})
     if name in CAPTURES:
         assert pod["terminationGracePeriodSeconds"] > loaded.drain_timeout
     least = loaded.limits.memory if name in CAPTURES else 2 << 30  # Java's heap, and the Python workers
@@ -315,7 +316,7 @@ def test_a_pod_may_do_little_and_has_time_and_memory_enough(name: str) -> None:
 
 def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
     async def known() -> dict[str, set[str]]:
-        observed = Capture(config.loads((EXAMPLES / "minimal.yaml").read_text()))
+        observed = Capture(model.loads((EXAMPLES / "minimal.yaml").read_text()))
         found = {"jetcapture_lag_seconds": set[str](), "jetcapture_consumer_unacked_messages": set[str]()}
         found["jetcapture_consumer_max_ack_pending"] = set()  # these once the consumer is known
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
@@ -344,7 +345,7 @@ def test_the_probes_ask_the_port_that_is_listened_on(monkeypatch: pytest.MonkeyP
     files, pod = workload("deployment.yaml")
     (container,) = pod["containers"]
     (text,) = files.values()
-    loaded = config.loads(text, {each["name"]: each["value"] for each in container["env"]})
+    loaded = model.loads(text, {each["name"]: each["value"] for each in container["env"]})
     (port,) = container["ports"]
     assert loaded.http is not None
     assert loaded.http.listen == f":{port['containerPort']}"

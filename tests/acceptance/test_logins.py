@@ -10,9 +10,9 @@ from typing import Any
 import nkeys
 import pytest
 
-from jetcapture_py.config import NatsConfig
-from jetcapture_py.connect import connect
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import connect
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
 

@@ -16,7 +16,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.support.batches import HALVES, HOSTILE
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, Command, Message, consumer, objects, publish, settings

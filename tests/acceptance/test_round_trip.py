@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jetcapture_py.publish import Headers, Publisher
+from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay

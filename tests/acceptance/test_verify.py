@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py import layout
-from jetcapture_py.verify import verify
+from jetcapture_py.archive import layout
+from jetcapture_py.verify.proof import verify
 from tests.support.archives import copy_to, strip
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, settings
@@ -213,7 +213,7 @@ def rows_of(root: Path, name: layout.ObjectName) -> list[dict[str, Any]]:
 
 
 def load(path: Path) -> Any:
-    from jetcapture_py.config import loads
+    from jetcapture_py.config.model import loads
 
     return loads(path.read_text())
 

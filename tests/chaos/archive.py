@@ -13,8 +13,8 @@ from typing import Protocol
 
 import boto3  # type: ignore[import-untyped]
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from tests.support import s3
 from tests.support.running import STREAM
 

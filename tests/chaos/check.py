@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from tests.chaos.archive import WATERMARK, Archive, objects
 from tests.chaos.ledger import ID, Ledger, digest
 

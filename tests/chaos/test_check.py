@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from tests.chaos.archive import WATERMARK, LocalArchive, objects
 from tests.chaos.check import Verdict, Watermarks, check
 from tests.chaos.ledger import Ledger, digest

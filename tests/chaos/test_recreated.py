@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.capture import Capture
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import SourceError
-from jetcapture_py.layout import ObjectName
 from jetcapture_py.store import LocalStore
 from tests.chaos.proxy import Proxy
 from tests.support.nats_server import NatsServer

@@ -15,7 +15,7 @@ import fsspec
 import pytest
 from azure.storage.blob import BlobServiceClient
 
-from jetcapture_py.layout import MARKER
+from jetcapture_py.archive.layout import MARKER
 from jetcapture_py.store import Store, open_store
 from tests.support import azurite
 from tests.support import s3 as servers

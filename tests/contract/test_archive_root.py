@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jetcapture_py import store as store_module
+from jetcapture_py.archive.layout import MARKER
 from jetcapture_py.errors import PermanentStoreError, StoreError
-from jetcapture_py.layout import MARKER
 from jetcapture_py.store import LocalStore
 from tests.contract.test_store import name, put
 from tests.support.mounts import Volume

@@ -17,11 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py import remote
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.remote import FsspecStore
-from jetcapture_py.store import Store, change_note, open_store
+from jetcapture_py.store import Store, change_note, open_store, remote
+from jetcapture_py.store.remote import FsspecStore
 from tests.contract.conftest import AzurePlace, Place, S3Place
 from tests.support.azurite import KEY as AZURE_KEY
 from tests.support.links import Link

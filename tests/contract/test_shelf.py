@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jetcapture_py import watermark
+from jetcapture_py.archive import watermark
 from jetcapture_py.errors import StoreError
-from jetcapture_py.shelf import GoneError, Shelf
 from jetcapture_py.store import NoteStore
-from jetcapture_py.verify_archive import Survey, survey
+from jetcapture_py.store.reader import GoneError, Shelf
+from jetcapture_py.verify.scan import Survey, survey
 from tests.contract.conftest import Place
 from tests.support.archives import encoded
 

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pytest
 from fsspec.registry import _registry
 
-from jetcapture_py import archive_root, layout
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
-from jetcapture_py.layout import ObjectName
 from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, open_store
+from jetcapture_py.store import root as archive_root
 from tests.contract.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 KEYS = [

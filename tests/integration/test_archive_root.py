@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.outages import free_port, readiness

@@ -18,14 +18,16 @@ import pyarrow as pa
 import pytest
 from nats.aio.subscription import Subscription
 
-from jetcapture_py import acks, layout, upkeep
-from jetcapture_py.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.capture import ACK_ATTEMPTS, Capture
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture import side_tasks
+from jetcapture_py.capture.pipeline import ACK_ATTEMPTS, Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.received import Inbox
+from jetcapture_py.jetstream import acks
+from jetcapture_py.jetstream.wire.client import Connection, FrameParser
+from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.store import LocalStore
-from jetcapture_py.wire import Connection, FrameParser
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -49,7 +51,7 @@ Start = Callable[..., NatsServer]
 def receive_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run the test with the frame parser and with nats-py's own, which unknown versions of nats-py get."""
     if request.param == "slow":
-        monkeypatch.setattr("jetcapture_py.wire.supported", lambda: False)
+        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
     return str(request.param)
 
 
@@ -368,7 +370,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
 def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.source.EXPIRES", 30.0)
+    monkeypatch.setattr("jetcapture_py.jetstream.source.EXPIRES", 30.0)
 
     async def scenario() -> None:
         server = nats_server()
@@ -474,7 +476,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
 def test_acks_that_the_server_does_not_confirm_are_sent_again(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.acks.CONFIRM_TIMEOUT", 0.3)
+    monkeypatch.setattr("jetcapture_py.jetstream.acks.CONFIRM_TIMEOUT", 0.3)
 
     async def scenario() -> None:
         server = nats_server()
@@ -506,7 +508,7 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
 def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.connect._API_TIMEOUT", 0.2)
+    monkeypatch.setattr("jetcapture_py.jetstream.connection._API_TIMEOUT", 0.2)
 
     async def scenario() -> None:
         server = nats_server()
@@ -672,7 +674,7 @@ def test_the_slow_receive_path_captures_the_same(
         headers = [("A", "1"), ("B", "x"), ("A", "2")]
         await publish(server.url, [("orders.é", b"%d" % n, headers if n % 2 else None) for n in range(3000)])
         await capture_all(config(server.url, tmp_path / "fast"))
-        monkeypatch.setattr("jetcapture_py.wire.supported", lambda: False)
+        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
         await capture_all(config(server.url, tmp_path / "slow", source={"consumer": "slow"}))
         assert rows(tmp_path / "fast") == rows(tmp_path / "slow")
         assert len(rows(tmp_path / "slow")) == 3000
@@ -692,7 +694,7 @@ def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
     owner: type,
     name: str,
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.wire.supported", lambda: supported)
+    monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: supported)
     receive = getattr(owner, name)
 
     def fail_once(*_: Any) -> None:
@@ -725,7 +727,7 @@ def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
         async with running(settings, store=store) as capture:
             await until(lambda: store.attempts >= 2, "the block is on its way to a store that fails")
-            assert len(set(upkeep.held_replies(capture))) == 300
+            assert len(set(side_tasks.held_replies(capture))) == 300
             await asyncio.sleep(2.5)
             assert (await consumer(server.url)).num_redelivered == 0
             store.error = None
@@ -739,7 +741,7 @@ def test_a_decoder_and_a_key_may_be_named_in_the_configuration(
 ) -> None:
     (tmp_path / "of_our_own.py").write_text(
         "import pyarrow as pa\n"
-        "from jetcapture_py.batch import Decoded\n"
+        "from jetcapture_py.transform.batch import Decoded\n"
         "class Upper:\n"
         "    def decode(self, batch):\n"
         "        texts = [payload.decode().upper() for payload in batch.column('_nats_payload').to_pylist()]\n"
@@ -764,7 +766,7 @@ def test_a_decoder_and_a_key_may_be_named_in_the_configuration(
     [
         ({"decode": {"format": "no_such:thing"}}, "decode: cannot import no_such:thing: ModuleNotFoundError"),
         ({"key": "json:JSONDecodeErr"}, "key: cannot import json:JSONDecodeErr: AttributeError"),
-        ({"key": "jetcapture_py.layout:FORMAT"}, "key: jetcapture_py.layout:FORMAT is not a function"),
+        ({"key": "jetcapture_py.archive.layout:FORMAT"}, "key: jetcapture_py.archive.layout:FORMAT is not a function"),
     ],
 )
 def test_what_cannot_be_loaded_is_a_configuration_error_with_its_path(

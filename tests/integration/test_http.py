@@ -17,12 +17,13 @@ import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jetcapture_py import http as endpoint
-from jetcapture_py import source, stats
-from jetcapture_py.capture import Capture
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture import stats
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
-from jetcapture_py.http import serve
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.jetstream import source
+from jetcapture_py.monitoring import http as endpoint
+from jetcapture_py.monitoring.http import serve
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, config, publish, running, settings, until

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout, log
-from jetcapture_py.batch import MessageBatch
-from jetcapture_py.capture import Capture
+from jetcapture_py import log
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.key_rule import describe
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, StoreError
-from jetcapture_py.key_rule import describe
 from jetcapture_py.store import LocalStore
+from jetcapture_py.transform.batch import MessageBatch
 from tests.support.nats_server import NatsServer
 from tests.support.running import Message, capture_all, config, objects, publish
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError
 
-from jetcapture_py import layout
-from jetcapture_py.source import LANES
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.source import LANES
 from tests.chaos.proxy import Proxy
 from tests.support.nats_server import NatsServer
 from tests.support.running import (

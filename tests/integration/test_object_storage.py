@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from azure.storage.blob import BlobServiceClient
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.support import azurite
 from tests.support.nats_server import NatsServer
 from tests.support.outages import BUCKET, bodies, free_port, make_bucket, readiness

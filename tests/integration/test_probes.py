@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from nats.js.errors import NotFoundError
 
-from jetcapture_py import health, http_server
-from jetcapture_py import http as endpoint
-from jetcapture_py.batch import Decoded, MessageBatch
-from jetcapture_py.capture import Capture
-from jetcapture_py.config import HttpConfig
-from jetcapture_py.http import serve
-from jetcapture_py.http_server import Answer, HttpServer, Starting
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import HttpConfig
+from jetcapture_py.monitoring import health, http_server
+from jetcapture_py.monitoring import http as endpoint
+from jetcapture_py.monitoring.http import serve
+from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting
+from jetcapture_py.transform.batch import Decoded, MessageBatch
 from tests.integration.test_http import asked, get, ready, samples
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, config, consumer, publish, running, settings, until

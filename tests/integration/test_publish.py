@@ -15,8 +15,8 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from jetcapture_py.errors import SourceError
-from jetcapture_py.publish import Publisher
-from jetcapture_py.publish_frames import check_subject, header_block
+from jetcapture_py.jetstream.publish.frames import check_subject, header_block
+from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 
 Start = Callable[..., NatsServer]

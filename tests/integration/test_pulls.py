@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.health import health
+from jetcapture_py.archive import layout
+from jetcapture_py.monitoring.health import health
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, config, connection, publish, rows, running, until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.publish import Publisher
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer, binary, older_servers
 from tests.support.running import STREAM, config, connection, consumer, rows, running, until
 

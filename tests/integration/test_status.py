@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.status import _span
+from jetcapture_py.monitoring.status import _span
 from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, publish, running, settings, until
 

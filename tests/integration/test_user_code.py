@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py import layout, log
-from jetcapture_py.batch import Decoded, Failure, MessageBatch
+from jetcapture_py import log
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.misbehaving import ANSWERS, FAILURES, GOOD, KEYS, RAISES, Misbehaving, misbehaving_key
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, capture_all, config, consumer, publish, rows, settings

@@ -18,12 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 from nats.js.api import StreamConfig
 
-from jetcapture_py import layout, verify_archive, verify_read, watermark
-from jetcapture_py.config import Config
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream import stream_reader
 from jetcapture_py.store import LocalStore
-from jetcapture_py.verify import verify
-from jetcapture_py.verify_report import Report
+from jetcapture_py.verify import scan
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
 from tests.support import s3
 from tests.support.archives import encoded, merge, put
 from tests.support.nats_server import NatsServer
@@ -237,7 +239,7 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(400, "a")) as (_, settings):
             names = objects(tmp_path / "a")
-            examined, first, merged = verify_archive._examined, threading.Lock(), list[Path]()
+            examined, first, merged = scan._examined, threading.Lock(), list[Path]()
 
             def compacting(*arguments: Any, **named: Any) -> Any:
                 with first:
@@ -245,7 +247,7 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
                         merged.append(merge(tmp_path / "a", names[2:]))
                 return examined(*arguments, **named)
 
-            monkeypatch.setattr(verify_archive, "_examined", compacting)
+            monkeypatch.setattr(scan, "_examined", compacting)
             report = await verify(settings)
         assert len(names) > 4
         assert report.complete
@@ -588,7 +590,7 @@ def test_an_archive_in_s3_is_proven_as_one_on_disk(nats_server: Start, tmp_path:
 def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_read, "BATCH", 500)
+    monkeypatch.setattr(stream_reader, "BATCH", 500)
 
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(6000, "a")) as (server, settings):
@@ -631,7 +633,7 @@ def test_it_leaves_nothing_behind_on_the_server(nats_server: Start, tmp_path: Pa
 
 def test_a_random_loss_is_told_exactly(nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
-    monkeypatch.setattr("jetcapture_py.verify.CLOSE", 8)  # so that it is read in many ranges
+    monkeypatch.setattr("jetcapture_py.verify.proof.CLOSE", 8)  # so that it is read in many ranges
 
     async def scenario() -> None:
         server = nats_server()
@@ -668,7 +670,7 @@ def test_a_proof_that_is_cancelled_ends_soon(
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(3000), block={"max_messages": 5}) as (_, settings):
             examined: list[Any] = []
-            real = verify_archive._examined
+            real = scan._examined
 
             def slowly(*arguments: Any, **named: Any) -> Any:
                 examined.append(arguments)
@@ -677,7 +679,7 @@ def test_a_proof_that_is_cancelled_ends_soon(
                 time.sleep(0.01)
                 return real(*arguments, **named)
 
-            monkeypatch.setattr(verify_archive, "_examined", slowly)
+            monkeypatch.setattr(scan, "_examined", slowly)
             loop, task = asyncio.get_running_loop(), asyncio.create_task(verify(settings))
             with pytest.raises(asyncio.CancelledError):
                 await task

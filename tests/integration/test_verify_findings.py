@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from nats.js.api import StreamConfig
 
-from jetcapture_py import layout, watermark
+from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
-from jetcapture_py.verify import verify
-from jetcapture_py.verify_report import Report
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
 from tests.integration.test_verify import KEYED, captured, orders
 from tests.integration.test_watermark import filtered
 from tests.support.archives import copy_to, merge, strip
@@ -154,8 +154,8 @@ def test_few_copies_among_many_are_told_exactly(
         assert [each.seq for each in report.copies] == expected
         assert report.read_twice == len(expected)
 
-    monkeypatch.setattr("jetcapture_py.verify_ranges.CHUNK", 1 << 8)
-    monkeypatch.setattr("jetcapture_py.verify_ranges._BITS", 8)
+    monkeypatch.setattr("jetcapture_py.verify.ranges.CHUNK", 1 << 8)
+    monkeypatch.setattr("jetcapture_py.verify.ranges._BITS", 8)
     asyncio.run(scenario())
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from jetcapture_py import layout, upkeep, watermark
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.watermark import Filters, Watermark
+from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
-from jetcapture_py.watermark import Filters, Watermark
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -55,7 +56,7 @@ def test_it_never_promises_what_is_only_held(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(upkeep, "MARK", 0.05)
+        monkeypatch.setattr(side_tasks, "MARK", 0.05)
         server = nats_server()
         await publish(server.url, [])
         settings = config(server.url, tmp_path / "a", block={"max_age": "500ms"}, source={"batch": 50})
@@ -81,7 +82,7 @@ def test_messages_after_its_time_are_all_that_can_be_missing(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(upkeep, "MARK", 0.05)
+        monkeypatch.setattr(side_tasks, "MARK", 0.05)
         server = nats_server()
         await publish(server.url, [])
         settings = config(server.url, tmp_path / "a", key="{subject[1]}", block={"max_messages": 30, "max_age": "1s"})

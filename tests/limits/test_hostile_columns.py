@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, objects, publish, settings, until
 from tests.support.watching import Watch

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from nats.js.api import ConsumerConfig
 
-from jetcapture_py import layout
-from jetcapture_py.capture import Capture
-from jetcapture_py.encode import EncodedBlock, Encoder
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture.pipeline import Capture
 from tests.support.nats_server import NatsServer
 from tests.support.outages import Plan, endure
 from tests.support.running import (

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BLOCK_OVERHEAD, Block, Blocks, SealRules
-from jetcapture_py.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
-from jetcapture_py.route import group
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, Blocks, SealRules
+from jetcapture_py.capture.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
+from jetcapture_py.transform.batch import ENVELOPE, REPLY
+from jetcapture_py.transform.keys import group
 from tests.property import examples
 
 Place = tuple[str | None, int, bool]

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import yaml
 from hypothesis import given
 
-from jetcapture_py import config
+from jetcapture_py.config import model
 from jetcapture_py.errors import ConfigError
 from tests.property import examples
 
@@ -77,7 +77,7 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
 def load(data: Any, env: dict[str, str]) -> tuple[str, ...]:
     """What is wrong with it."""
     try:
-        config.loads(yaml.safe_dump(data, allow_unicode=True), env)
+        model.loads(yaml.safe_dump(data, allow_unicode=True), env)
     except ConfigError as error:
         return error.problems or ("",)
     return ()

@@ -8,10 +8,10 @@ import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import given
 
-from jetcapture_py import layout
-from jetcapture_py.assemble import assemble
-from jetcapture_py.batch import REPLY
-from jetcapture_py.received import Received
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform.batch import REPLY
+from jetcapture_py.transform.envelope import assemble
 from tests.property import examples
 
 STREAM, CONSUMER = "ORDERS", "archive"

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from jetcapture_py import layout
-from jetcapture_py.decode import InferringJsonDecoder, JsonDecoder
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.decode import InferringJsonDecoder, JsonDecoder
 from tests.property import examples
 from tests.support.batches import Declared, batch_of, outcomes
 

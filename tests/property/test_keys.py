@@ -13,12 +13,12 @@ import hypothesis.strategies as st
 import pyarrow as pa
 from hypothesis import example, given
 
-from jetcapture_py import layout
-from jetcapture_py.batch import Decoded, Decoder, MessageBatch
-from jetcapture_py.decode import InferringJsonDecoder, RawDecoder, make_decoder
-from jetcapture_py.prepare import Prepared, Preparer
-from jetcapture_py.received import Received
-from jetcapture_py.route import KeyFunction, make_key
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
+from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, make_decoder
+from jetcapture_py.transform.keys import KeyFunction, make_key
+from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.property import examples
 from tests.support.batches import Declared
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 from hypothesis import example, given
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.remote import root_of
-from jetcapture_py.route import TemplateKey, buckets
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.store.remote import root_of
+from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
+from jetcapture_py.transform.keys import TemplateKey, buckets
 from tests.property import examples
 
 unicode = st.characters(exclude_categories=["Cs"])

@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hypothesis import given
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import EncodedBlock, Encoder
-from jetcapture_py.layout import ObjectName
-from spark_jobs.overlaps import Identities, resolve
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE, REPLY
+from spark_jobs.reading.overlaps import Identities, resolve
 from tests.property import examples
 
 Message = tuple[int, int]

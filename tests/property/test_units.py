@@ -7,7 +7,7 @@ from fractions import Fraction
 import hypothesis.strategies as st
 from hypothesis import given
 
-from jetcapture_py.units import MAX_BYTES, MAX_SECONDS, Expanded, parse_duration, parse_size
+from jetcapture_py.config.units import MAX_BYTES, MAX_SECONDS, Expanded, parse_duration, parse_size
 from tests.property import examples
 
 DURATIONS = (

@@ -9,8 +9,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from jetcapture_py.admin import consumer_state
-from jetcapture_py.watermark import MARGIN, Observer, Watermark, decode, move
+from jetcapture_py.archive.watermark import MARGIN, Observer, Watermark, decode, move
+from jetcapture_py.jetstream.admin import consumer_state
 from tests.property import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jetcapture_py import config, config_yaml
+from jetcapture_py.config import model, yaml_text
 from jetcapture_py.errors import ConfigError
 
 MINIMAL = "source: {stream: A, consumer: b}\nstore: {url: /data}\n"
@@ -36,7 +36,7 @@ def test_no_tag_makes_an_object(tmp_path: Path, line: str, value: str) -> None:
         text = f"{MINIMAL}{text}\n"
     problems: tuple[str, ...] = ()
     try:
-        config.loads(text, {})
+        model.loads(text, {})
     except ConfigError as error:
         problems = error.problems
     assert problems
@@ -58,15 +58,15 @@ def test_aliases_of_aliases_are_refused_before_they_take_long(levels: int, below
         text = below + "\n".join(f"    {line}" for line in text.splitlines())
     began = time.process_time()
     with pytest.raises(ConfigError, match="more than 100000 values, aliases counted where they are used"):
-        config.loads(text, {})
+        model.loads(text, {})
     assert time.process_time() - began < 5
 
 
 def test_many_settings_are_allowed() -> None:
     columns = "".join(f"    c{n}: int64\n" for n in range(5000))
-    found = config.loads(f"{MINIMAL}decode:\n  format: json\n  columns:\n{columns}", {})
+    found = model.loads(f"{MINIMAL}decode:\n  format: json\n  columns:\n{columns}", {})
     assert len(found.decode.columns) == 5000
-    assert config_yaml.MOST_VALUES > 50_000
+    assert yaml_text.MOST_VALUES > 50_000
 
 
 def test_names_given_twice_are_refused_at_every_level() -> None:
@@ -77,7 +77,7 @@ def test_names_given_twice_are_refused_at_every_level() -> None:
         f'{MINIMAL}"key": a\nkey: b\n',
     ):
         with pytest.raises(ConfigError, match="set twice, on line"):
-            config.loads(text, {})
+            model.loads(text, {})
     merge = "base: &base {stream: X}\nsource: {<<: *base, consumer: b}\nstore: {url: /data}\n"
     with pytest.raises(ConfigError, match="unknown setting"):
-        config.loads(merge, {})
+        model.loads(merge, {})

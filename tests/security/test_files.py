@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from jetcapture_py.archive.layout import MARKER, ObjectName
 from jetcapture_py.errors import StoreError
-from jetcapture_py.layout import MARKER, ObjectName
 from jetcapture_py.store import LocalStore
 
 NAME = ObjectName(stream="ORDERS", key="eu", bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16)

@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jetcapture_py import layout
-from jetcapture_py.config import parse
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import MARKER, ObjectName
+from jetcapture_py.config.model import parse
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.http import serve
-from jetcapture_py.layout import MARKER, ObjectName
+from jetcapture_py.monitoring.http import serve
 from spark_jobs.query import table
 from tests.support.nats_server import NatsServer
 from tests.support.running import (

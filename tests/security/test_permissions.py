@@ -15,17 +15,17 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from jetcapture_py.capture import Capture
-from jetcapture_py.config import NatsConfig
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.status import Observed, Status
-from spark_jobs.nats_columns import Columns
-from spark_jobs.nats_fetch import Fetch
-from spark_jobs.nats_offsets import Positions, Range
-from spark_jobs.nats_options import ReadOptions, parse
-from spark_jobs.nats_session import Session
-from spark_jobs.publishing import publish_batches
-from spark_jobs.replay_target import Origin, Target
+from jetcapture_py.monitoring.status import Observed, Status
+from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.fetch import Fetch
+from spark_jobs.datasource.offsets import Positions, Range
+from spark_jobs.datasource.options import ReadOptions, parse
+from spark_jobs.datasource.session import Session
+from spark_jobs.publishing.publish import publish_batches
+from spark_jobs.replaying.target import Origin, Target
 from tests.security import leaves
 from tests.spark.live import ENVELOPE
 from tests.support.nats_server import NatsServer

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.capture import Capture
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.store import open_store
 from tests.support.credentials import certificate

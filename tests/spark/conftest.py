@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from tests.spark.live import Live
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any, Self, TypeVar
 from nats.js import JetStreamContext
 from pyspark.sql import types as st
 
-from jetcapture_py import layout
-from jetcapture_py.publish import Publisher
-from jetcapture_py.publish_frames import Headers
-from spark_jobs.nats_options import ReadOptions, parse
-from spark_jobs.nats_read import StreamReader
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.publish.frames import Headers
+from jetcapture_py.jetstream.publish.publisher import Publisher
+from spark_jobs.datasource.options import ReadOptions, parse
+from spark_jobs.datasource.read import StreamReader
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, connection
 

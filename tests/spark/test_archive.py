@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.layout import ObjectName
-from spark_jobs import objects
 from spark_jobs.archive import Dedupe, archive_view, read_archive
+from spark_jobs.reading import objects
 from tests.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.query import main
 from tests.spark.conftest import HOUR, Archive

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
-from jetcapture_py import layout, watermark
+from jetcapture_py.archive import layout, watermark
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
-from spark_jobs.compact_summary import Summary
+from spark_jobs.compaction.summary import Summary
 from tests.spark.conftest import HOUR, Archive
 from tests.support import s3
 

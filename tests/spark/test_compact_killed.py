@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
-from spark_jobs.compact_plan import TOLERANCE
+from spark_jobs.compaction.plan import TOLERANCE
 from tests.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import Engine, read_archive
 from tests.spark.conftest import Archive

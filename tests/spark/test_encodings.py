@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import Encoder
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from tests.support.archives import put
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jetcapture_py.errors import SourceError
-from spark_jobs import nats_fetch
-from spark_jobs.nats_columns import Columns
-from spark_jobs.nats_fetch import Fetch
-from spark_jobs.nats_offsets import Positions, Range, consumer_name
-from spark_jobs.nats_options import ReadOptions
-from spark_jobs.nats_session import Session
+from spark_jobs.datasource import fetch
+from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.fetch import Fetch
+from spark_jobs.datasource.offsets import Positions, Range, consumer_name
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.session import Session
 from tests.spark.live import ENVELOPE, Live
 from tests.support.nats_server import NatsServer
 
@@ -23,9 +23,9 @@ MESSAGES = 20_000
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages at a time, so that most of a range is still to come when the first ones are there."""
-    monkeypatch.setattr(nats_fetch, "BATCH", 2000)
-    monkeypatch.setattr(nats_fetch, "ENOUGH", 500)
-    monkeypatch.setattr(nats_fetch, "WAITING", 500_000)
+    monkeypatch.setattr(fetch, "BATCH", 2000)
+    monkeypatch.setattr(fetch, "ENOUGH", 500)
+    monkeypatch.setattr(fetch, "WAITING", 500_000)
 
 
 def sequences(

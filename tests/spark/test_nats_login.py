@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import nkeys
 import pytest
 
-from spark_jobs.publishing import open_connection
+from spark_jobs.publishing.publish import open_connection
 from tests.spark.live import message
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer

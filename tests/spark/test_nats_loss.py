@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.connect import Api
+from jetcapture_py.archive import layout
 from jetcapture_py.errors import SourceError
-from spark_jobs import nats_fetch
-from spark_jobs.nats_options import ReadOptions
-from spark_jobs.nats_read import BatchReader
+from jetcapture_py.jetstream.connection import Api
+from spark_jobs.datasource import fetch
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.read import BatchReader
 from tests.property import LONG
 from tests.spark.live import ENVELOPE, Live, Query
 from tests.support.running import STREAM, connection
@@ -30,9 +30,9 @@ HISTORIES = 30 if LONG else 10
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages at a time: whatever is done to the stream meets a task that has most of its range before it."""
-    monkeypatch.setattr(nats_fetch, "BATCH", STEP)
-    monkeypatch.setattr(nats_fetch, "ENOUGH", STEP // 2)
-    monkeypatch.setattr(nats_fetch, "WAITING", 20_000)
+    monkeypatch.setattr(fetch, "BATCH", STEP)
+    monkeypatch.setattr(fetch, "ENOUGH", STEP // 2)
+    monkeypatch.setattr(fetch, "WAITING", 20_000)
 
 
 class Reading:

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
-from spark_jobs.nats_columns import Columns
-from spark_jobs.nats_options import ReadOptions, WriteOptions, parse
+from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.options import ReadOptions, WriteOptions, parse
 
 STREAM = {"stream": "ORDERS"}
 

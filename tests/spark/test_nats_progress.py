@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from jetcapture_py.errors import SourceError
-from spark_jobs import nats_offsets
-from spark_jobs.nats_offsets import split
+from spark_jobs.datasource import offsets
+from spark_jobs.datasource.offsets import split
 from tests.spark.live import Live, Query
 
 
@@ -77,7 +77,7 @@ def leave(live: Live, seqs: Collection[int]) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps are looked for as long as it takes."""
-    monkeypatch.setattr(nats_offsets, "LOOKING", 3600.0)
+    monkeypatch.setattr(offsets, "LOOKING", 3600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -89,7 +89,7 @@ def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live, subje
 
 
 def test_a_limited_batch_skips_a_gap_however_little_time_there_is(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_offsets, "LOOKING", 0.0)
+    monkeypatch.setattr(offsets, "LOOKING", 0.0)
     leave(live, [1, 1000])
     with live.query(maxOffsetsPerTrigger="10") as query:
         assert [query.batch() for _ in range(3)] == [[1], [1000], None]

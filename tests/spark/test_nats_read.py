@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 
-from jetcapture_py import layout
+from jetcapture_py.archive import layout
 from spark_jobs.archive import read_archive
 from tests.spark.live import Live, message
 from tests.support.running import capture_all, config

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
-from spark_jobs.nats_options import WriteOptions, parse
-from spark_jobs.nats_write import check
+from spark_jobs.datasource.options import WriteOptions, parse
+from spark_jobs.datasource.write import check
 from tests.spark.live import Live, message
 from tests.support.streams import Stored, read_stream
 

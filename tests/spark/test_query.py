@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from jetcapture_py import watermark
+from jetcapture_py.archive import watermark
 from spark_jobs.query import main, table
 from tests.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer

@@ -18,13 +18,13 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from jetcapture_py import layout
-from jetcapture_py.config import NatsConfig
+from jetcapture_py.archive import layout
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import main, replay
-from spark_jobs.replay_rows import rows_of
-from spark_jobs.replay_task import Pace, Task
+from spark_jobs.replaying.rows import rows_of
+from spark_jobs.replaying.task import Pace, Task
 from tests.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, ask, stored

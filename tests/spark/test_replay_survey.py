@@ -14,7 +14,7 @@ from jetcapture_py.errors import JetcaptureError, SourceError
 from spark_jobs import query
 from spark_jobs.archive import read_archive
 from spark_jobs.replay import main, replay
-from spark_jobs.replay_rows import rows_of
+from spark_jobs.replaying.rows import rows_of
 from tests.spark.conftest import Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream, ask, stored

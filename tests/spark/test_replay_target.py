@@ -16,15 +16,15 @@ import yaml
 from nats.js.api import ConsumerConfig
 from rich.console import Console
 
-from jetcapture_py.config import NatsConfig
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import ConfigError
-from spark_jobs.login import login
-from spark_jobs.publishing import open_connection
+from spark_jobs.publishing.login import login
+from spark_jobs.publishing.publish import open_connection
+from spark_jobs.publishing.subjects import covers, overlaps
 from spark_jobs.replay import main
-from spark_jobs.replay_arguments import parse
-from spark_jobs.replay_progress import progress
-from spark_jobs.replay_target import Target
-from spark_jobs.subjects import covers, overlaps
+from spark_jobs.replaying.arguments import parse
+from spark_jobs.replaying.progress import progress
+from spark_jobs.replaying.target import Target
 from tests.spark.conftest import Archive
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer

@@ -19,17 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from pyspark.sql import SparkSession
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, REPLY
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import Encoder
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.watermark import Watermark, path
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.blocks import BlockId
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.watermark import Watermark, path
+from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, REPLY
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
-from spark_jobs.report_coverage import MOST_HOLES, Life
-from spark_jobs.report_data import MOST_REASONS, Choice, Facts, collect
-from spark_jobs.report_source import Source
+from spark_jobs.reporting.coverage import MOST_HOLES, Life
+from spark_jobs.reporting.facts import MOST_REASONS, Choice, Facts, collect
+from spark_jobs.reporting.source import Source
 from tests.spark.conftest import HOUR
 from tests.support import s3
 from tests.support.nats_server import NatsServer

@@ -9,7 +9,7 @@ import pytest
 
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
-from spark_jobs.storage import Place, in_spark, spark_settings
+from spark_jobs.reading.place import Place, in_spark, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import EncodedBlock, Encoder, ObjectWriter
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE
 
 Identity = tuple[int, int]  # sequence, timestamp in microseconds
 

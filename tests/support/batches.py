@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, Decoded, MessageBatch
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import ENVELOPE, Decoded, MessageBatch
 
 
 @dataclass(frozen=True)

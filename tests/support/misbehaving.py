@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py import layout
-from jetcapture_py.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
 GOOD = b"good"
 

@@ -19,8 +19,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jetcapture_py import layout
-from jetcapture_py.publish import Publisher
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings, until
 from tests.support.versity import Versity, options

@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 import yaml
 from nats.aio.client import Client
 
-from jetcapture_py import layout, source
-from jetcapture_py.capture import Capture
-from jetcapture_py.config import Config, parse
-from jetcapture_py.publish import Headers, Publisher
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.jetstream import source
+from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 
 STREAM = "ORDERS"
 CONSUMER = "archive"

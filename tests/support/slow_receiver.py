@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jetcapture_py import wire
 from jetcapture_py.cli import main
+from jetcapture_py.jetstream.wire import client
 
-wire.supported = lambda: False
+client.supported = lambda: False
 
 if __name__ == "__main__":
     main()

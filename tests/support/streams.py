@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from jetcapture_py.config import NatsConfig
-from jetcapture_py.connect import connect
-from jetcapture_py.received import Inbox
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.jetstream.connection import connect
+from jetcapture_py.jetstream.wire.inbox import Inbox
 
 _BATCH = 10_000
 

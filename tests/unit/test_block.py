@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jetcapture_py import block as block_module
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, REPLY
-from jetcapture_py.block import BLOCK_OVERHEAD, Block, BlockId, Blocks, SealRules
-from jetcapture_py.chunks import ARRAY_OVERHEAD
-from jetcapture_py.route import Run, group
+from jetcapture_py.archive import layout
+from jetcapture_py.capture import blocks as block_module
+from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, BlockId, Blocks, SealRules
+from jetcapture_py.capture.chunks import ARRAY_OVERHEAD
+from jetcapture_py.transform.batch import ENVELOPE, REPLY
+from jetcapture_py.transform.keys import Run, group
 
 CHUNK_OVERHEAD = 16 * ARRAY_OVERHEAD
 FOREVER, HUGE = 1e9, 1 << 40

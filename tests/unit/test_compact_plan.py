@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
-from spark_jobs.compact_plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, removable, spans, units
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, removable, spans, units
 
 TARGET = 100
 

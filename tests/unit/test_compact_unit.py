@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import Encoder
-from jetcapture_py.layout import ObjectName
-from spark_jobs import compact_unit as work
-from spark_jobs.compact_columns import classes
-from spark_jobs.compact_plan import TOLERANCE, units
-from spark_jobs.compact_unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
-from spark_jobs.files import Files
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE
+from spark_jobs.compaction import unit as work
+from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.plan import TOLERANCE, units
+from spark_jobs.compaction.schemas import classes
+from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
 from tests.spark.conftest import HOUR, Archive
 from tests.support.archives import encoded, put
 

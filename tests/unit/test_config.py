@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from jetcapture_py import config
+from jetcapture_py.config import model
 from jetcapture_py.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {"source": {"stream": "ORDERS", "consumer": "archive"}, "store": {"url": "/data"}}
 SECRET = "hunter2"
-SECTIONS = (config.NatsConfig, config.SourceConfig, config.DecodeConfig, config.BlockConfig, config.StoreConfig)
+SECTIONS = (model.NatsConfig, model.SourceConfig, model.DecodeConfig, model.BlockConfig, model.StoreConfig)
 
 
 def with_setting(path: str, value: object) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def with_setting(path: str, value: object) -> dict[str, Any]:
 
 def problems_of(data: object) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        config.parse(data)
+        model.parse(data)
     assert all(problem.isprintable() for problem in caught.value.problems)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
@@ -43,17 +43,17 @@ def problems_of(data: object) -> tuple[str, ...]:
 
 def yaml_problems(text: str, **env: str) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        config.loads(text, env)
+        model.loads(text, env)
     assert all(problem.isprintable() for problem in caught.value.problems)
     return caught.value.problems
 
 
-def yaml_with(text: str, **env: str) -> config.Config:
-    return config.loads("source: {stream: ORDERS, consumer: archive}\nstore: {url: /data}\n" + text, env)
+def yaml_with(text: str, **env: str) -> model.Config:
+    return model.loads("source: {stream: ORDERS, consumer: archive}\nstore: {url: /data}\n" + text, env)
 
 
 def test_the_defaults_are_the_contract() -> None:
-    found = config.parse(MINIMAL)
+    found = model.parse(MINIMAL)
     assert found.nats.servers == ("nats://127.0.0.1:4222",)
     assert found.nats.inbox_prefix == "_INBOX"
     assert found.nats.tls is None
@@ -237,9 +237,9 @@ def test_columns_are_types_or_mappings() -> None:
         "decode",
         {"format": "json", "columns": {"id": "int64", "at": {"type": "timestamp", "path": "meta.at", "unit": "ms"}}},
     )
-    columns = config.parse(data).decode.columns
-    assert columns["id"] == config.Column(type="int64")
-    assert columns["at"] == config.Column(type="timestamp", path="meta.at", unit="ms")
+    columns = model.parse(data).decode.columns
+    assert columns["id"] == model.Column(type="int64")
+    assert columns["at"] == model.Column(type="timestamp", path="meta.at", unit="ms")
 
 
 def test_a_wrong_column_names_the_column() -> None:
@@ -259,28 +259,28 @@ def test_a_key_template_is_checked_by_the_router() -> None:
     (problem,) = problems_of(with_setting("key", "a-{subject"))
     assert problem.startswith("key: ")
     for key in ("", "{subject[1]}", "a-{header.X-Tenant}"):
-        assert config.parse(with_setting("key", key)).key == key
+        assert model.parse(with_setting("key", key)).key == key
 
 
 @pytest.mark.parametrize(
     "url", ["/data", "file:///data/{key}", "s3://bucket/a", "abfs://box@account/a", "az://box", "gs://b", "memory://a"]
 )
 def test_store_addresses_are_kept_as_they_are(url: str) -> None:
-    assert config.parse(with_setting("store.url", url)).store.url == url
+    assert model.parse(with_setting("store.url", url)).store.url == url
 
 
 def test_max_age_follows_the_interval_unless_it_is_set() -> None:
-    assert config.parse(with_setting("block.interval", "1h")).block.max_age == 3600
-    assert config.parse(with_setting("block.max_age", "30s")).block.max_age == 30
+    assert model.parse(with_setting("block.interval", "1h")).block.max_age == 3600
+    assert model.parse(with_setting("block.max_age", "30s")).block.max_age == 30
 
 
 def test_a_start_needs_its_policy() -> None:
     source = {**MINIMAL["source"], "deliver_policy": "by_start_time", "start_time": "2026-01-31T01:00:00.5+01:00"}
-    assert config.parse({**MINIMAL, "source": source}).source.start_time == datetime(
+    assert model.parse({**MINIMAL, "source": source}).source.start_time == datetime(
         2026, 1, 31, 0, 0, 0, 500_000, tzinfo=UTC
     )
     source = {**MINIMAL["source"], "deliver_policy": "by_start_sequence", "start_sequence": 7}
-    assert config.parse({**MINIMAL, "source": source}).source.start_sequence == 7
+    assert model.parse({**MINIMAL, "source": source}).source.start_sequence == 7
 
 
 def test_many_unacked_messages_are_a_warning_and_need_consent_at_some_point() -> None:
@@ -288,14 +288,14 @@ def test_many_unacked_messages_are_a_warning_and_need_consent_at_some_point() ->
         "source.max_ack_pending: 150000 is above 100000; after a crash the server's time to redeliver grows with the "
         "square of the unacked messages"
     )
-    assert config.parse(with_setting("source.max_ack_pending", 150_000)).warnings() == (warning,)
+    assert model.parse(with_setting("source.max_ack_pending", 150_000)).warnings() == (warning,)
     source = {**MINIMAL["source"], "max_ack_pending": 400_000, "allow_many_unacked": True}
-    allowed = config.parse({**MINIMAL, "source": source})
+    allowed = model.parse({**MINIMAL, "source": source})
     assert len(allowed.warnings()) == 1
 
 
 def test_a_configuration_cannot_be_changed() -> None:
-    found = config.parse(MINIMAL)
+    found = model.parse(MINIMAL)
     with pytest.raises(ValidationError):
         found.source.batch = 5  # type: ignore[misc]
 
@@ -342,7 +342,7 @@ def test_secrets_are_in_no_repr_dump_or_schema() -> None:
         "nats": {"user": "me", "password": SECRET},
         "store": {"url": "s3://bucket", "options": {"secret": SECRET}},
     }
-    found = config.parse(data)
+    found = model.parse(data)
     assert found.nats.password == SecretStr(SECRET)
     assert found.store.options == {"secret": SECRET}
     shown = [
@@ -351,7 +351,7 @@ def test_secrets_are_in_no_repr_dump_or_schema() -> None:
         repr(found.nats),
         repr(found.store),
         found.model_dump_json(),
-        str(config.schema()),
+        str(model.schema()),
     ]
     assert not [text for text in shown if SECRET in text]
 
@@ -423,7 +423,7 @@ def test_settings_and_sections_without_a_value_are_left_out() -> None:
 
 
 def test_an_empty_tls_section_asks_for_tls() -> None:
-    assert yaml_with("nats: {tls: {}}").nats.tls == config.TlsConfig()
+    assert yaml_with("nats: {tls: {}}").nats.tls == model.TlsConfig()
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_aliases_are_allowed() -> None:
 def test_store_options_are_handed_on_as_plain_values() -> None:
     text = "source: {stream: A, consumer: b}\n"
     text += "store: {url: 's3://b', options: {key: '${K}', anon: false, client_kwargs: {a: ['${K}', 1, null]}}}"
-    options = config.loads(text, {"K": "v"}).store.options
+    options = model.loads(text, {"K": "v"}).store.options
     assert options == {"key": "v", "anon": False, "client_kwargs": {"a": ["v", 1, None]}}
     assert type(options["key"]) is str
 
@@ -515,7 +515,7 @@ def test_store_options_are_handed_on_as_plain_values() -> None:
 def test_no_text_gives_anything_but_a_configuration_or_problems(text: str) -> None:
     problems: tuple[str, ...] = ()
     try:
-        config.loads(text, {})
+        model.loads(text, {})
     except ConfigError as error:
         problems = error.problems
     assert problems
@@ -524,7 +524,7 @@ def test_no_text_gives_anything_but_a_configuration_or_problems(text: str) -> No
 
 @given(
     st.dictionaries(
-        st.sampled_from(sorted(config.Config.model_fields)),
+        st.sampled_from(sorted(model.Config.model_fields)),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
             lambda inner: (
@@ -539,7 +539,7 @@ def test_no_text_gives_anything_but_a_configuration_or_problems(text: str) -> No
 def test_no_values_give_anything_but_a_configuration_or_problems(data: dict[str, Any]) -> None:
     problems: tuple[str, ...] = ("none",)
     try:
-        config.parse(data)
+        model.parse(data)
     except ConfigError as error:
         problems = error.problems
     assert problems
@@ -555,7 +555,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         (binary, "it is not UTF-8 text"),
     ):
         with pytest.raises(ConfigError) as caught:
-            config.load(path, {})
+            model.load(path, {})
         assert caught.value.problems == (f"{path}: cannot be read: {reason}",)
 
 
@@ -565,14 +565,14 @@ def test_a_file_is_loaded_with_the_variables_of_the_environment(
     path = tmp_path / "jetcapture.yaml"
     path.write_text("\ufeffsource: {stream: '${STREAM}', consumer: b}\nstore: {url: /data}\n", "utf-8")
     monkeypatch.setenv("STREAM", "ORDERS")
-    assert config.load(path).source.stream == "ORDERS"
+    assert model.load(path).source.stream == "ORDERS"
 
 
 # --- the schema
 
 
 def test_the_schema_describes_every_setting_and_closes_every_section() -> None:
-    schema = config.schema()
+    schema = model.schema()
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["title"] == "jetcapture configuration"
     for section in (schema, *schema["$defs"].values()):
@@ -588,7 +588,7 @@ def test_the_schema_describes_every_setting_and_closes_every_section() -> None:
 
 def test_the_schema_agrees_with_the_loader() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = config.schema()
+    schema = model.schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     for path, value, good in (
@@ -616,6 +616,6 @@ def test_the_schema_agrees_with_the_loader() -> None:
         assert validator.is_valid(data) is good, (path, value)
         if "${" not in str(value):
             if good:
-                config.parse(data)
+                model.parse(data)
             else:
                 problems_of(data)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.decode import JsonDecoder
+from jetcapture_py.transform.decode import JsonDecoder
 from tests.support.batches import Declared, batch_of, hostile, outcomes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, reject, settings
 
-from jetcapture_py.decode import JsonDecoder
+from jetcapture_py.transform.decode import JsonDecoder
 from tests.support.batches import Declared, batch_of, outcomes
 
 COLUMNS = {

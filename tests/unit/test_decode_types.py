@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.decode import make_decoder, parse_type
-from jetcapture_py.decode.raw import RawDecoder
+from jetcapture_py.transform.decode import make_decoder, parse_type
+from jetcapture_py.transform.decode.raw import RawDecoder
 from tests.support.batches import Declared, batch_of, outcomes
 
 
@@ -88,7 +88,7 @@ def test_the_raw_decoder_takes_every_message_and_gives_no_fields() -> None:
 
 
 def test_a_format_may_name_a_class_of_the_users_own() -> None:
-    decoder = make_decoder(SimpleNamespace(format="jetcapture_py.decode.raw:RawDecoder", columns={}))
+    decoder = make_decoder(SimpleNamespace(format="jetcapture_py.transform.decode.raw:RawDecoder", columns={}))
     assert isinstance(decoder, RawDecoder)
 
 
@@ -97,7 +97,7 @@ def test_a_format_may_name_a_class_of_the_users_own() -> None:
     [
         ("xml", {}, "raw, json or package.module:object"),
         ("no_such_module:thing", {}, "cannot import"),
-        ("jetcapture_py.decode.raw:nothing", {}, "cannot import"),
+        ("jetcapture_py.transform.decode.raw:nothing", {}, "cannot import"),
         ("builtins:dict", {}, "no method decode"),
         ("raw", {"a": Declared("int64")}, "json"),
     ],

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.ack_subject import Position, position, subjects_like
-from jetcapture_py.admin import ConsumerState, consumer_state
-from jetcapture_py.deliveries import ALONE_AFTER, MOST_SEQUENCES, Deliveries, Lost
+from jetcapture_py.jetstream.ack_subject import Position, position, subjects_like
+from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
+from jetcapture_py.jetstream.deliveries import ALONE_AFTER, MOST_SEQUENCES, Deliveries, Lost
 
 PREFIXES = ["$JS.ACK", "$JS.ACK.hub.ACCOUNT"]
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import encode, footer, layout
-from jetcapture_py import encodings as encodings_of
-from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, REPLY
-from jetcapture_py.block import BlockId
-from jetcapture_py.encode import EncodedBlock, Encoder
+from jetcapture_py.archive import encodings as encodings_of
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive import writer as encode
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, REPLY
 
 ENCODER = Encoder(
     stream="ORDERS",

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from jetcapture_py.gate import Gate
+from jetcapture_py.capture.budget import Gate
 
 
 @pytest.mark.parametrize("seed", range(5))

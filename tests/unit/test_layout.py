@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import layout
-from jetcapture_py.layout import ObjectName
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 
 keys = st.one_of(
     st.none(),

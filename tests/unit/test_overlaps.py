@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.layout import ObjectName
-from spark_jobs import overlaps
-from spark_jobs.objects import cover
-from spark_jobs.overlaps import Identities, Resolved, resolve
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.reading import overlaps
+from spark_jobs.reading.objects import cover
+from spark_jobs.reading.overlaps import Identities, Resolved, resolve
 
 Message = tuple[int, int]
 Content = dict[ObjectName, list[Message]]

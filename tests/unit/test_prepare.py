@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import layout
-from jetcapture_py.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.decode import InferringJsonDecoder, RawDecoder
-from jetcapture_py.prepare import Prepared, Preparer
-from jetcapture_py.received import Received
-from jetcapture_py.route import KeyFunction, TemplateKey
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder
+from jetcapture_py.transform.keys import KeyFunction, TemplateKey
+from jetcapture_py.transform.prepare import Prepared, Preparer
 
 NOTHING = pa.RecordBatch.from_arrays([], names=[])
 SECOND = 1_000_000_000

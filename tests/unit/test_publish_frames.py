@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
-from jetcapture_py.batch import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
-from jetcapture_py.publish_frames import (
+from jetcapture_py.jetstream.publish.frames import (
     byte_strings,
     check_subject,
     frame,
@@ -26,8 +25,9 @@ from jetcapture_py.publish_frames import (
     unusual_subjects,
     without,
 )
-from jetcapture_py.received import Inbox
-from jetcapture_py.wire import Connection
+from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.transform.batch import HEADERS_TYPE
 from tests.unit.test_wire import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jetcapture_py.publish_frames import frame, header_block
-from jetcapture_py.publish_window import Refusal, UnderWay
+from jetcapture_py.jetstream.publish.frames import frame, header_block
+from jetcapture_py.jetstream.publish.in_flight import Refusal, UnderWay
 
 OK, KNOWN = b'{"stream":"S", "seq":1}', b'{"stream":"S", "seq":1,"duplicate": true}'
 ID = header_block([("Nats-Msg-Id", "1")])

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.pull_limits import (
+from jetcapture_py.jetstream.pull_limits import (
     LEAST,
     MOST,
     NO_LIMIT_FROM,

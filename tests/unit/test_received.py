@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jetcapture_py.received import Received
+from jetcapture_py.jetstream.wire.inbox import Received
 
 SIZE = b"NATS/1.0\r\nNats-Msg-Size: %d\r\n\r\n"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.layout import ObjectName
-from spark_jobs.report_charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
-from spark_jobs.report_coverage import Hole, Life
-from spark_jobs.report_data import Choice, Delivery, Facts
-from spark_jobs.report_figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
-from spark_jobs.report_html import clipped, duration, join, plural, share, short, size, tag
-from spark_jobs.report_page import findings, verdict
-from spark_jobs.report_source import Stored
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
+from spark_jobs.reporting.coverage import Hole, Life
+from spark_jobs.reporting.facts import Choice, Delivery, Facts
+from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
+from spark_jobs.reporting.html import clipped, duration, join, plural, share, short, size, tag
+from spark_jobs.reporting.page import findings, verdict
+from spark_jobs.reporting.source import Stored
 from tests.support.report_page import Page
 
 DAY = 86_400

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from jetcapture_py import resident
-from jetcapture_py.resident import Resident
+from jetcapture_py.capture import resident
+from jetcapture_py.capture.resident import Resident
 
 
 class Pool:

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from jetcapture_py import retry
-from jetcapture_py.encode import EncodedBlock
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture import storing
+from jetcapture_py.capture.stats import Stats
 from jetcapture_py.errors import StoreError
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.stats import Stats
 
 
 class SlowlyFailing:
@@ -36,8 +36,8 @@ class SlowlyFailing:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "PATIENCE", 0.02)
-    monkeypatch.setattr(retry, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(storing, "PATIENCE", 0.02)
+    monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
 
 
 def encoded(seq: int) -> EncodedBlock:
@@ -52,7 +52,7 @@ def test_a_store_that_is_silent_costs_one_timeout_for_a_turn_and_not_one_for_eac
 
     async def scenario() -> None:
         with ThreadPoolExecutor(1) as threads:
-            async for _ in retry.put_all(store, [encoded(seq) for seq in range(10)], threads, 0, Stats()):
+            async for _ in storing.put_all(store, [encoded(seq) for seq in range(10)], threads, 0, Stats()):
                 pytest.fail("nothing was stored")
 
     with pytest.raises(StoreError, match="no answer in time"):
@@ -67,7 +67,7 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
         found: list[int] = []
         with ThreadPoolExecutor(1) as threads:
             objects = [encoded(seq) for seq in range(10)]
-            async for index, _ in retry.put_all(store, objects, threads, 60, Stats()):
+            async for index, _ in storing.put_all(store, objects, threads, 60, Stats()):
                 found.append(index)
                 if len(found) == 8:
                     assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py import layout
-from jetcapture_py.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
-from jetcapture_py.route import Part, TemplateKey, buckets, group, make_key, parse_template
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
+from jetcapture_py.transform.keys import Part, TemplateKey, buckets, group, make_key, parse_template
 from tests.support.batches import Declared, batch_of
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])

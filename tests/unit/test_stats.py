@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from jetcapture_py.capture.stats import SLOW, Histogram, Storing
 from jetcapture_py.errors import PermanentStoreError, StoreError
-from jetcapture_py.stats import SLOW, Histogram, Storing
 
 
 def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:

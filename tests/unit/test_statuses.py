@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.statuses import Reaction, Status, parse_status, undelivered
+from jetcapture_py.jetstream.pull_status import Reaction, Status, parse_status, undelivered
 
 EXPECTED = [
     ("100 Idle Heartbeat", Reaction.ALIVE),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from jetcapture_py.transport import SEGMENT, Memory, _Reader
+from jetcapture_py.jetstream.wire.transport import SEGMENT, Memory, _Reader
 
 
 def test_what_is_not_parsed_moves_to_the_next_piece_of_memory_and_the_rest_stays() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.decode import conform, unify
+from jetcapture_py.archive import schema as unify
+from jetcapture_py.transform.decode import conform
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.units import (
+from jetcapture_py.config.units import (
     DURATION_PATTERN,
     MAX_BYTES,
     MAX_SECONDS,

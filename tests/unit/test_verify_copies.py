@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jetcapture_py import verify_copies, verify_ranges
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import StoreError
-from jetcapture_py.layout import ObjectName
-from jetcapture_py.shelf import File, GoneError, Shelf
-from jetcapture_py.verify_archive import Survey, survey
-from jetcapture_py.verify_object import Life
+from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.verify import copies, ranges
+from jetcapture_py.verify.examine import Life
+from jetcapture_py.verify.scan import Survey, survey
 from tests.support.archives import Identity, encoded, put
 
 CREATED = "2024-01-01T00:00:00Z"
@@ -31,9 +31,9 @@ def surveyed(root: Path, life: Life | None = LIFE) -> Survey:
 def test_copies_are_counted_as_a_reader_returns_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, life: Life | None
 ) -> None:
-    monkeypatch.setattr(verify_ranges, "CHUNK", 1 << 6)
-    monkeypatch.setattr(verify_ranges, "_BITS", 6)
-    monkeypatch.setattr(verify_ranges, "FEW", seed % 3 * 20)
+    monkeypatch.setattr(ranges, "CHUNK", 1 << 6)
+    monkeypatch.setattr(ranges, "_BITS", 6)
+    monkeypatch.setattr(ranges, "FEW", seed % 3 * 20)
     chance = random.Random(seed)
     groups: dict[Identity, set[tuple[bool, str, int]]] = defaultdict(set)
     paths: dict[Identity, set[str]] = defaultdict(set)
@@ -63,7 +63,7 @@ def test_copies_are_counted_as_a_reader_returns_them(
 def test_no_object_is_read_again_where_none_has_a_sequence_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_copies, "positions", lambda *_: pytest.fail("it was read again"))
+    monkeypatch.setattr(copies, "positions", lambda *_: pytest.fail("it was read again"))
     for key, seqs in (("a", (1, 3, 5)), ("b", (2, 4, 6)), ("b", (8, 9, 11))):
         put(tmp_path, encoded([(seq, NOW + seq) for seq in seqs], key=key))
     assert surveyed(tmp_path).copies.read_twice == 0
@@ -77,20 +77,20 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
     names = [encoded(messages, key=key).name for key in "ab"]
     for key in "ab":
         put(tmp_path, encoded(messages, key=key))
-    real = verify_copies.positions
+    real = copies.positions
 
     def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> object:
         if name == names[1]:
             raise error
         return real(shelf, file, name, life)
 
-    monkeypatch.setattr(verify_copies, "positions", positions)
+    monkeypatch.setattr(copies, "positions", positions)
     found = surveyed(tmp_path).copies
     assert (found.read_twice, found.unread) == (0, unread)
 
 
 def test_copies_beyond_those_that_are_listed_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_copies, "MOST_COPIES", 10)
+    monkeypatch.setattr(copies, "MOST_COPIES", 10)
     for key in "ab":
         put(tmp_path, encoded([(seq, NOW + seq) for seq in range(1, 100)], key=key))
     found = surveyed(tmp_path).copies

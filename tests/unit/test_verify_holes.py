@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import verify_holes
-from jetcapture_py.verify_holes import Missing, list_gaps, moment_of
-from jetcapture_py.verify_ranges import Sequences
+from jetcapture_py.verify import holes
+from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
+from jetcapture_py.verify.ranges import Sequences
 
 Ranges = list[tuple[int, int, int]]  # first, last, messages
 
@@ -79,7 +79,7 @@ def test_gaps_are_runs_of_sequences_that_are_not_there(stored: set[int], first: 
 
 
 def test_what_is_not_listed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_holes, "MOST_RANGES", 3)
+    monkeypatch.setattr(holes, "MOST_RANGES", 3)
     odd = set(range(1, 100, 2))
     missing = looked(odd, [(True, list(range(1, 100)))], 100, 100)
     assert (len(missing.found), missing.ranges, missing.count) == (3, 49, 49)

@@ -15,12 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from jetcapture_py import layout, verify_object
-from jetcapture_py.encode import EncodedBlock
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.errors import StoreError
-from jetcapture_py.shelf import File, GoneError, Shelf
-from jetcapture_py.verify_archive import Survey, survey
-from jetcapture_py.verify_object import DamagedError, Held, Life, examine
+from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.verify import examine as verify_object
+from jetcapture_py.verify.examine import DamagedError, Held, Life, examine
+from jetcapture_py.verify.scan import Survey, survey
 from tests.support.archives import encoded, merge, put
 
 CREATED = "2024-01-01T00:00:00Z"

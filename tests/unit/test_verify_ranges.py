@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py import verify_ranges
-from jetcapture_py.verify_ranges import Sequences
+from jetcapture_py.verify import ranges as verify_ranges
+from jetcapture_py.verify.ranges import Sequences
 
 CHUNK = 1 << 10
 TOP = 3 * CHUNK + 100

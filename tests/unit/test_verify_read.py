@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from jetcapture_py.verify_read import _Pull
+from jetcapture_py.jetstream.stream_reader import _Pull
 
 PLAIN = "$JS.ACK.S.C.1.{seq}.{count}.1700000000000000000.{pending}"
 LONG = "$JS.ACK.hub.ACCOUNT.S.C.1.{seq}.{count}.1700000000000000000.{pending}.random"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.verify_archive import Problem
-from jetcapture_py.verify_report import SHOWN, Copy, Range, Report, Watermark
+from jetcapture_py.verify.report import SHOWN, Copy, Range, Report, Watermark
+from jetcapture_py.verify.scan import Problem
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 COMPLETE = Report(

@@ -9,10 +9,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from jetcapture_py import watermark
-from jetcapture_py.admin import ConsumerState, consumer_state
+from jetcapture_py.archive import watermark
+from jetcapture_py.archive.watermark import MARGIN, Filters, Observer, Watermark, decode, move
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.watermark import MARGIN, Filters, Observer, Watermark, decode, move
+from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)

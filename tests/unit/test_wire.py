@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
-from jetcapture_py import wire
-from jetcapture_py.received import MESSAGE_OVERHEAD, Inbox, Received
-from jetcapture_py.transport import Memory
-from jetcapture_py.wire import Connection, FrameParser, supported
+from jetcapture_py.jetstream.wire import client
+from jetcapture_py.jetstream.wire.client import Connection, FrameParser, supported
+from jetcapture_py.jetstream.wire.inbox import MESSAGE_OVERHEAD, Inbox, Received
+from jetcapture_py.jetstream.wire.transport import Memory
 from tests.support.nats_server import NatsServer
 
 REGISTERED = (1, 2, 17)
@@ -133,7 +133,7 @@ def outcomes(*chunks: bytes) -> tuple[Any, Any]:
 def looking_at(many: int) -> Iterator[None]:
     """Have parsers look at frames together from so many on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "MANY", many)
+        patch.setattr(client, "MANY", many)
         yield
 
 

@@ -1,0 +1,1 @@
+"""The archive's format: paths, columns, footers, encodings and the watermark."""

@@ -1,0 +1,182 @@
+"""One schema for batches whose columns differ, because they were decoded at different times or by different replicas.
+
+The rules are those of `infer`: null gives way, integers widen, integers and floats meet in double, structs and lists
+are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string. Types that
+are declared and never inferred join in: decimals, and unsigned integers beside signed ones, become the narrowest type
+that holds both exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.transform.decode.nested import struct_array
+
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_MOST_DIGITS = 38
+
+
+def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema that holds the columns of all `schemas` (at least one), in the order in which they first appear.
+
+    Names that differ in case only are one column, called as it first appears, because Spark takes them for one.
+    """
+    first = schemas[0]
+    if all(schema is first or schema.equals(first) for schema in schemas):
+        return first
+    merged: list[pa.Field] = list(first)
+    for schema in list(dict.fromkeys(schemas))[1:]:
+        merged = _merge_fields(merged, list(schema))
+    return pa.schema(merged)
+
+
+def unify_losslessly(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+    """The schema of `unify`; None when a value of one of `schemas` would have to be converted for it."""
+    unified = unify(schemas)
+    types = {field.name.lower(): field.type for field in unified}
+    for schema in dict.fromkeys(schemas):
+        if any(not _holds(types[field.name.lower()], field.type) for field in schema):
+            return None
+    return unified
+
+
+def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether values of the type `narrow` are values of `wide`, but for fields they lack."""
+    types = pa.types
+    if wide == narrow or types.is_null(narrow):
+        return True
+    if types.is_list(wide) and types.is_list(narrow):
+        return _holds(wide.value_type, narrow.value_type)
+    if types.is_struct(wide) and types.is_struct(narrow):
+        inner = {field.name.lower(): field.type for field in wide}
+        return all(_holds(inner[field.name.lower()], field.type) for field in narrow)
+    return False
+
+
+Nulls = Callable[[int, pa.DataType], pa.Array]
+"""Makes a column of so many nulls."""
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -> pa.RecordBatch:
+    """`batch` with the columns of `schema`, which `unify` made of its schema and others; missing ones are null.
+
+    The number of rows is the batch's own: Arrow counts none where there is no column, so hand over the envelope too.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = dict(zip((name.lower() for name in batch.schema.names), batch.columns, strict=True))
+    arrays = [_column(columns.get(field.name.lower()), field.type, batch.num_rows, nulls) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def shared_nulls() -> Nulls:
+    """Nulls that share their memory with those of the same type made before."""
+    made: dict[pa.DataType, pa.Array] = {}
+
+    def nulls(rows: int, of: pa.DataType) -> pa.Array:
+        if of not in made or len(made[of]) < rows:
+            made[of] = pa.nulls(rows, of)
+        return made[of].slice(0, rows)
+
+    return nulls
+
+
+def _merge_fields(known: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
+    merged = {field.name.lower(): field for field in known}
+    for field in new:
+        folded = field.name.lower()
+        old = merged.get(folded)
+        if old is None:
+            merged[folded] = field
+        elif not old.equals(field):
+            merged[folded] = pa.field(old.name, _merge(old.type, field.type))
+    return list(merged.values())
+
+
+def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """The narrowest type that holds the values of both."""
+    types = pa.types
+    if a == b or types.is_null(b):
+        return a
+    if types.is_null(a):
+        return b
+    if types.is_struct(a) and types.is_struct(b):
+        return pa.struct(_merge_fields(list(a), list(b)))
+    if types.is_list(a) and types.is_list(b):
+        return pa.list_(_merge(a.value_type, b.value_type))
+    if (exact := _exact(a, b)) is not None:
+        return exact
+    if _is_number(a) and _is_number(b):
+        return pa.float64()
+    return pa.string()
+
+
+def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds integers and decimals of both; None where there is none."""
+    types = pa.types
+    if types.is_integer(a) and types.is_integer(b):
+        if types.is_signed_integer(a) == types.is_signed_integer(b):
+            return max(a, b, key=lambda each: each.bit_width)
+        unsigned, signed = (b, a) if types.is_signed_integer(a) else (a, b)
+        found = _SIGNED.get(max(2 * unsigned.bit_width, signed.bit_width))
+        if found is not None:
+            return found
+    one, other = _digits(a), _digits(b)
+    if one is None or other is None:
+        return None
+    scale = max(one[1], other[1])
+    precision = scale + max(one[0], other[0])
+    return pa.decimal128(precision, scale) if precision <= _MOST_DIGITS else None
+
+
+def _digits(of: pa.DataType) -> tuple[int, int] | None:
+    """The most digits before and after the decimal point; None unless the type is an integer or a decimal."""
+    if pa.types.is_decimal(of):
+        return of.precision - of.scale, of.scale
+    return (len(str(2 ** (of.bit_width - pa.types.is_signed_integer(of)))), 0) if pa.types.is_integer(of) else None
+
+
+def _is_number(of: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(of) or pa.types.is_floating(of))
+
+
+def _column(array: pa.Array | None, to: pa.DataType, rows: int, nulls: Nulls) -> pa.Array:
+    types = pa.types
+    if array is None or types.is_null(array.type):
+        return nulls(rows, to)
+    if array.type == to:
+        return array
+    if types.is_struct(to) and types.is_struct(array.type):
+        names = (field.name.lower() for field in array.type)
+        children = dict(zip(names, array.flatten(), strict=True))
+        fields = [_column(children.get(field.name.lower()), field.type, rows, nulls) for field in to]
+        return struct_array(fields, to, array.is_null())
+    if types.is_list(to) and types.is_list(array.type):
+        items = array.flatten()
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+        offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+        flat = _column(items, to.value_type, len(items), nulls)
+        return pa.ListArray.from_arrays(offsets, flat, type=to, mask=array.is_null())
+    if types.is_string(to):
+        return pa.array([_text(value) for value in array.to_pylist(maps_as_pydicts="strict")], to)
+    return array.cast(to, safe=False)
+
+
+def _text(value: Any) -> str | None:
+    """A string as it is, another value as JSON text without the nulls of objects, for those were not sent."""
+    plain = _without_nulls(msgspec.to_builtins(value))
+    return plain if plain is None or isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value

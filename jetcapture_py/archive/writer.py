@@ -1,0 +1,275 @@
+"""From a sealed block's rows to the bytes of one Parquet object and its name: same messages, same name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.encodings import settings
+from jetcapture_py.archive.schema import conform, unify
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.log import event
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.batch import REPLY
+from jetcapture_py.transform.decode.sparse import Known
+
+log = logging.getLogger("jetcapture.encode")
+
+ROW_GROUP_BYTES = 32 << 20
+"""Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
+
+_LEAST_ROWS = 1024
+"""Rows that a row group has at least, if the object has them."""
+_PIECE = 64
+"""Rows that pieces of batches have on average for writing them as they lie to be cheaper than copying them together."""
+
+_STREAM_FIELD = pa.field(layout.STREAM, pa.string())
+_CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBlock:
+    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated."""
+
+    name: layout.ObjectName
+    data: pa.Buffer
+    messages: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """Writes blocks of one stream; `interval` is the block interval in seconds.
+
+    `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
+    does, which names this process.
+    """
+
+    stream: str
+    interval: int
+    compression: str
+    stream_created: str = ""
+    consumer: str = ""
+    key_rule: str | None = None
+    writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+
+    def for_stream(self, stream_created: str, consumer: str) -> Encoder:
+        """The same encoder, now that the stream is known."""
+        return replace(self, stream_created=stream_created, consumer=consumer)
+
+    def encode(
+        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+    ) -> EncodedBlock:
+        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread.
+
+        `known` are all columns of a decoder that leaves those without a value out of its batches.
+        """
+        if known is not None:
+            batches = [known.with_values(batch) for batch in batches]
+        table, duplicates = _distinct(_conformed(batches))
+        if known is not None:
+            table = known.complete(table)
+        stream = pa.repeat(self.stream, table.num_rows)
+        table = table.add_column(0, _STREAM_FIELD, stream)
+        with ObjectWriter(self, block, table.schema) as writer:
+            writer.write(table)
+            return writer.finish(sealed_by, duplicates)
+
+    def encode_or_salvage(
+        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+    ) -> EncodedBlock:
+        """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
+        try:
+            return self.encode(block, sealed_by, batches, known)
+        except Exception as error:
+            event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
+            return self.salvage(block, batches, error)
+
+    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
+        """The block's messages as a quarantine object, envelope only."""
+        rows = []
+        reason = one_line(error)
+        for batch in batches:
+            count = len(batch)
+            headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)
+            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, REPLY)])
+            kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
+            kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
+            rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
+        return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
+
+
+class ObjectWriter:
+    """One object in the making, in memory: rows go in piece by piece, and `finish` names what they are.
+
+    How its columns are written is judged by the first piece.
+
+    A context manager, because what is not finished has to be let go of.
+    """
+
+    def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema) -> None:
+        self._encoder = encoder
+        self._block = block
+        self._schema = schema
+        self._sink = pa.BufferOutputStream()
+        self._file: pq.ParquetWriter | None = None
+        self._seqs: list[Any] = []
+        self._timestamps: list[Any] = []
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes so far, without the footer."""
+        return int(self._sink.tell())
+
+    def write(self, table: pa.Table) -> None:
+        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
+        seqs, timestamps = _identity(table)
+        if layout.ROW in self._schema.names:
+            first = np.ones(len(seqs), bool)
+            first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+            seqs, timestamps = seqs[first], timestamps[first]
+        self._seqs.append(seqs)
+        self._timestamps.append(timestamps)
+        self._rows += table.num_rows
+        rows = table.num_rows
+        if rows > _LEAST_ROWS:
+            groups = -(-table.nbytes // ROW_GROUP_BYTES)
+            rows = max(-(-rows // max(groups, 1)), _LEAST_ROWS)
+        self._file.write_table(table, row_group_size=rows)
+
+    def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
+        """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""
+        if self._file is None:
+            raise ValueError("an object without rows has no name")
+        seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
+        name = layout.ObjectName(
+            stream=self._encoder.stream,
+            key=self._block.key,
+            bucket=self._block.bucket,
+            first_seq=int(seqs[0]),
+            last_seq=int(seqs[-1]),
+            rows=self._rows,
+            digest=layout.digest(seqs.tobytes(), timestamps.tobytes()),
+            quarantine=self._block.quarantine,
+        )
+        # no key and no field can hold what it cannot guess
+        unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
+        own = self._metadata(name, len(seqs), sealed_by) | unsigned
+        self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in own.items()})
+        self._file.close()
+        data = self._sink.getvalue()
+        _sign(data, unsigned)
+        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates)
+
+    def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
+        own = {
+            "format": layout.FORMAT,
+            "stream": name.stream,
+            "stream_created": self._encoder.stream_created,
+            "consumer": self._encoder.consumer,
+            "writer": self._encoder.writer,
+            "bucket": str(name.bucket),
+            "interval": str(self._encoder.interval),
+            "first_seq": str(name.first_seq),
+            "last_seq": str(name.last_seq),
+            "messages": str(messages),
+            "rows": str(name.rows),
+            "sealed_by": sealed_by,
+            "schema_id": _schema_id(self._schema),
+            "digest": name.digest,
+        }
+        if name.quarantine:
+            own["quarantine"] = "true"
+        if name.key is not None:
+            own["key"] = name.key
+        if self._encoder.key_rule is not None:
+            own["key_rule"] = self._encoder.key_rule
+        return own
+
+
+def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
+    """Put the checksums of the finished object, and then of its footer, in place of what stands there."""
+    view = memoryview(data).cast("B")
+    start = len(view) - int.from_bytes(view[-8:-4], "little") - 8
+    footer = bytes(view[start:])
+    both, own = (start + layout.checksum_places(footer, entry, unsigned[entry])[0] for entry in _CHECKSUMS)
+    view[both : both + layout.CHECKSUM_DIGITS] = layout.checksum([view], [both, own]).encode()
+    view[own : own + layout.CHECKSUM_DIGITS] = layout.checksum([view[start:]], [own - start]).encode()
+
+
+@lru_cache(maxsize=256)
+def _schema_id(schema: pa.Schema) -> str:
+    return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+
+
+def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    """The batches without the ack subjects, all of one schema, whatever their decoded columns are."""
+    rows = [batch.drop_columns([REPLY]) for batch in batches]
+    schema = rows[0].schema
+    if any(not batch.schema.equals(schema) for batch in rows[1:]):
+        schema = unify([batch.schema for batch in rows])
+        rows = [conform(batch, schema) for batch in rows]
+    return rows
+
+
+def _distinct(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, int]:
+    """All rows sorted by identity, each once, and how many were not the first: a message may lie in a block twice."""
+    table = pa.Table.from_batches(batches)
+    seqs, timestamps = _identity(table)
+    if (seqs[1:] > seqs[:-1]).all():
+        return table if _is_coarse(len(batches), len(seqs)) else table.combine_chunks(), 0
+    row = np.zeros(len(seqs), np.int32)
+    if layout.ROW in table.schema.names:
+        row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
+    order = np.lexsort((row, timestamps, seqs))
+    seqs, timestamps, row = seqs[order], timestamps[order], row[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1]) | (row[1:] != row[:-1])
+    order = order[first]
+    return _in_order(batches, order), len(first) - len(order)
+
+
+def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
+    """The rows of `order`: pieces of the batches where few will do, else copied."""
+    ends = np.cumsum([len(batch) for batch in batches])
+    cut = np.zeros(ends[-1] + 1, bool)  # whether no piece goes on beyond this row
+    cut[ends] = True
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(order) != 1) | cut[order[1:]]]))
+    if not _is_coarse(len(starts), len(order)):
+        return pa.Table.from_batches([pa.concat_batches(batches).take(pa.array(order))])
+    lengths = np.diff(starts, append=len(order))
+    owners = np.searchsorted(ends, order[starts], side="right")
+    offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
+    places = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
+
+
+def _is_coarse(pieces: int, rows: int) -> bool:
+    return pieces * _PIECE <= rows or pieces == 1
+
+
+def _identity(table: pa.Table) -> tuple[Any, Any]:
+    seqs = table.column(layout.SEQ).to_numpy()
+    return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)

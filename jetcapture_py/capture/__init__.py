@@ -1,0 +1,1 @@
+"""Capture a stream: pull, decode, route, block, store, acknowledge."""

@@ -1,0 +1,112 @@
+"""Warn if messages would get their key and bucket by another rule than those of the object stored last.
+
+All copies of a message lie under one key and bucket as long as the rule stays. Those of messages that were in flight
+when it was changed may not, and only a full deduplication then drops them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jetcapture_py import plugins
+from jetcapture_py.archive import footer, layout, watermark
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.log import event
+from jetcapture_py.store import NoteStore, ObjectReader
+from jetcapture_py.transform.decode import FormatConfig, parse_type
+from jetcapture_py.transform.keys import KeyFunction, parse_template
+
+if TYPE_CHECKING:
+    from jetcapture_py.capture.pipeline import Capture
+    from jetcapture_py.transform.batch import Decoder
+
+log = logging.getLogger("jetcapture.capture")
+
+TIMEOUT = 5.0
+"""Seconds that a start waits for the store to say what was stored last."""
+ADVICE = (
+    "copies of messages that were in flight may lie under two keys or buckets; "
+    'read them with dedupe="full", or --dedupe full'
+)
+
+
+def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
+    """Describe how keys are made: the template or the name of a function, and where the template's fields come from."""
+    if key is not None:
+        return _name(key)
+    if plugins.is_reference(template):
+        return template
+    fields = dict.fromkeys(str(part.value) for part in parse_template(template) if part.kind == "field")
+    if not fields:
+        return template
+    if decoder is not None or decode.format != "json":
+        return f"{template} (fields of {decode.format if decoder is None else _name(decoder)})"
+    if not decode.columns:
+        return f"{template} (fields as sent)"
+    return f"{template} ({', '.join(f'{field}: {_declared(field, decode)}' for field in fields)})"
+
+
+def _name(code: Any) -> str:
+    """Return `module:name` of a function, or of an object's class."""
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _declared(field: str, decode: FormatConfig) -> str:
+    """Describe the declared column that a template's field is taken from."""
+    stored = {layout.field_name(name): column for name, column in decode.columns.items()}
+    head = field.split(".")[0]
+    for name in (field, layout.field_name(field), layout.field_name(head)):
+        if (column := stored.get(name)) is not None:
+            parts = [
+                str(parse_type(column.type)),
+                column.unit and f"in {column.unit}",
+                column.path and f"at {column.path}",
+            ]
+            return " ".join(part for part in parts if part)
+    return "none"
+
+
+async def warn_of_change(capture: Capture) -> None:
+    """Log a warning if the object stored last has another rule than the configuration.
+
+    Nothing is said if that cannot be told: a capture need not be allowed to read objects.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            found = await capture.in_store(_last, capture.store, capture.config.source.stream)
+    except Exception as error:  # of stores of any kind
+        event(log, logging.DEBUG, "rule.unknown", error=error)
+        return
+    if found is not None and (fields := changes(found[1], capture.encoder)):
+        event(log, logging.WARNING, "rule.changed", **fields, object=found[0], advice=ADVICE)
+
+
+def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
+    """Compare the rule in an object's footer with the encoder's: what it was and what it is, where that differs."""
+    found: dict[str, str] = {}
+    if (before := stored.get("key_rule")) is not None and now.key_rule is not None and before != now.key_rule:
+        found |= {"key_before": before, "key": now.key_rule}
+    interval = stored.get("interval", "")
+    if interval.isdecimal() and int(interval) != now.interval:
+        found |= {"interval_before": format_duration(int(interval)), "interval": format_duration(now.interval)}
+    return found
+
+
+def _last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
+    """Read the footer of the object that the watermark says was stored last; its path and its entries."""
+    if not (isinstance(store, NoteStore) and isinstance(store, ObjectReader)):
+        return None
+    data = store.read_note(watermark.path(stream))
+    mark = None if data is None else watermark.decode(data)
+    if mark is None or mark.last_object is None:
+        return None
+    path = mark.last_object[0]
+    name = layout.parse_path(path)
+    if name is None or name.stream != stream:
+        return None
+    return path, footer.read(lambda size: store.read_end(path, size))

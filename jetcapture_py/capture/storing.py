@@ -1,0 +1,109 @@
+"""Puts objects into the store for as long as it takes, and says so while it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture.stats import Stats
+from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.log import event
+from jetcapture_py.store import Store
+
+log = logging.getLogger("jetcapture.store")
+
+FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
+PATIENCE = 2.0
+"""Seconds after which a turn that has met a failure is over: a silent store would cost a timeout for each object."""
+
+
+async def probe(store: Store, threads: Executor, retry_for: float, stats: Stats, stop: asyncio.Event) -> None:
+    """Have the store show that it can store, before anything is pulled. What may pass is waited for, until `stop`.
+
+    Raises PermanentStoreError at once, and any other error after `retry_for` seconds.
+    """
+    loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
+    began, turn, storing = loop.time(), object(), stats.storing
+    try:
+        while not stop.is_set():
+            storing.began(turn, loop.time())
+            try:
+                return await loop.run_in_executor(threads, store.probe)
+            except PermanentStoreError:
+                raise
+            except StoreError as error:
+                storing.failed(turn, [error])
+                event(log, logging.WARNING, "store.failed", error=error, attempt=attempt)
+                if loop.time() - began >= retry_for:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
+            delay = min(delay * 2, LONGEST_RETRY)
+            attempt += 1
+    finally:
+        storing.ended(turn)
+
+
+async def put_all(
+    store: Store, objects: Sequence[EncodedBlock], threads: Executor, retry_for: float, stats: Stats
+) -> AsyncIterator[tuple[int, str]]:
+    """Store every object; yields its index and location as soon as it is stored, in whatever order that happens.
+
+    What fails is tried again with backoff and jitter; after `retry_for` seconds its error is raised.
+    """
+    loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
+    began, turn, storing = loop.time(), object(), stats.storing
+    pending = list(enumerate(objects))
+    try:
+        while pending:
+            storing.began(turn, loop.time())
+            outcomes = await loop.run_in_executor(threads, _put_each, store, [each for _, each in pending])
+            failed: list[tuple[int, EncodedBlock]] = []
+            errors: list[Exception] = []
+            for (index, encoded), (outcome, seconds) in zip(pending, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    failed.append((index, encoded))
+                    errors.append(outcome)
+                else:
+                    storing.succeeded(seconds)
+                    yield index, outcome
+            if failed:
+                storing.failed(turn, errors)
+                level = logging.ERROR if isinstance(errors[0], PermanentStoreError) else logging.WARNING
+                fields = {"attempt": attempt, "objects": len(failed), "object": failed[0][1].name.path}
+                event(log, level, "store.failed", error=errors[0], **fields)
+                if loop.time() - began >= retry_for:
+                    raise errors[0]
+                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
+                delay = min(delay * 2, LONGEST_RETRY)
+                attempt += 1
+                storing.retries += len(failed)
+            elif attempt > 1:
+                event(log, logging.INFO, "store.recovered", attempts=attempt, objects=len(pending))
+            pending = [*failed[1:], *failed[:1]]  # each is the first at some time, which is tried in any case
+    finally:
+        storing.ended(turn)
+
+
+def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
+    """Where each object was stored, or why it was not, and the seconds that took. In a worker thread."""
+    outcomes: list[tuple[str | Exception, float]] = []
+    first, failure = time.perf_counter(), None
+    for encoded in objects:
+        outcome: str | Exception
+        began = time.perf_counter()
+        if failure is not None and began - first > PATIENCE:
+            outcomes.append((failure, 0.0))
+            continue
+        try:
+            outcome = store.put(encoded.name, encoded.data)
+        except Exception as error:
+            outcome = failure = error
+        outcomes.append((outcome, time.perf_counter() - began))
+    return outcomes

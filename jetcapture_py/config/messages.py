@@ -1,0 +1,129 @@
+"""What is wrong with a configuration, one line a problem: the setting's path, what was expected, what was found.
+
+Nothing here shows a value unless its type of error is known to show plain settings only. A secret's validator words its
+own message, and a section that turns out to be text is named by its kind, because people put addresses with passwords
+in such places.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from jetcapture_py.config.units import Expanded, dotted, escaped, kind, quoted
+
+_CLOSE = 0.75
+_SAME_MEANING = {
+    "bool_parsing": "expected true or false",
+    "bool_type": "expected true or false",
+    "int_from_float": "expected a whole number",
+    "int_parsing": "expected a whole number",
+    "int_parsing_size": "expected a whole number in range",
+    "int_type": "expected a whole number",
+}
+
+
+def wrong(setting: str, reason: str) -> PydanticCustomError:
+    """An error for a section's validator to raise about one of the section's settings."""
+    return PydanticCustomError("setting", "{setting}: {reason}", {"setting": setting, "reason": reason})
+
+
+def problems(error: ValidationError, model: type[BaseModel]) -> tuple[str, ...]:
+    """One line for each thing that is wrong, in the order of the settings."""
+    return tuple(_line(detail, model) for detail in error.errors() if detail["type"] != "default_factory_not_called")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean ack_wait?` when a known word is close, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=_CLOSE)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    path: tuple[int | str, ...] = detail["loc"]
+    context: Mapping[str, Any] = detail.get("ctx", {})
+    if detail["type"] == "setting":
+        path, reason = (*path, str(context["setting"])), str(context["reason"])
+    elif detail["type"] == "extra_forbidden":
+        reason = "unknown setting" + _other_name(path, detail["input"], model)
+    else:
+        reason = _reason(detail["type"], detail["msg"], detail["input"], context)
+    where = dotted(path)
+    return f"{where}: {reason}" if where else reason
+
+
+def _reason(error: str, message: str, value: object, context: Mapping[str, Any]) -> str:
+    if error == "value_error":
+        return _as_written(" ".join(str(context["error"]).split()), value)
+    if error == "missing":
+        return "required, but not set"
+    if error == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        guess = did_you_mean(value.lower(), choices) if isinstance(value, str) else ""
+        return f"expected {_either(choices)}, got {quoted(value)}{guess}"
+    if error == "string_type":
+        return f"expected text, got {quoted(value)}; put it in quotes{_braces(value)}"
+    if error in _SAME_MEANING:
+        return f"{_SAME_MEANING[error]}, got {quoted(value)}"
+    if error == "greater_than_equal":
+        return f"expected at least {context['ge']}, got {quoted(value)}"
+    if error in ("model_type", "model_attributes_type", "dict_type"):
+        return f"expected a mapping of settings, got {kind(value)}"
+    if error in ("tuple_type", "list_type"):
+        return f"expected a list, got {kind(value)}"
+    return escaped(message)
+
+
+def _as_written(reason: str, value: object) -> str:
+    """The reason with what the file says in place of a variable's value: pydantic gives a plain text to validators."""
+    if not isinstance(value, Expanded) or quoted(value) in reason:
+        return reason
+    shown = reason.replace(quoted(str(value)), quoted(value))
+    return shown if shown != reason or not re.search("[\"']", reason) else f"cannot be used, got {quoted(value)}"
+
+
+def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]) -> str:
+    """What an unknown setting may have been meant to be: a name like it beside it, or the same name elsewhere."""
+    name = str(path[-1])
+    section = _section(path[:-1], model)
+    close = did_you_mean(name, section.model_fields) if section else ""
+    if close or isinstance(value, dict):
+        return close
+    homes = [head for head, field in model.model_fields.items() if name in _fields(field.annotation)]
+    return f"; did you mean {homes[0]}.{name}?" if len(homes) == 1 else ""
+
+
+def _section(path: Iterable[int | str], model: type[BaseModel]) -> type[BaseModel] | None:
+    """The model that describes the settings at `path`."""
+    section: type[BaseModel] | None = model
+    for part in path:
+        if section is not None and part in section.model_fields:
+            section = _model_in(section.model_fields[str(part)].annotation)
+    return section
+
+
+def _fields(annotation: object) -> Iterable[str]:
+    section = _model_in(annotation)
+    return section.model_fields if section else ()
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+
+
+def _either(choices: Sequence[str]) -> str:
+    return " or ".join([", ".join(choices[:-1]), choices[-1]]) if len(choices) > 1 else "".join(choices)
+
+
+def _braces(value: object) -> str:
+    """Unquoted `{subject}` is a mapping to YAML; say what its author meant."""
+    if isinstance(value, dict) and len(value) == 1 and next(iter(value.values())) is None:
+        return f': "{{{escaped(str(next(iter(value))))}}}"'
+    return ""

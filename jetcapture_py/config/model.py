@@ -1,0 +1,345 @@
+"""The configuration: one YAML file, checked whole before anything starts. Nothing else reads the environment.
+
+`load` gives a `Config` or raises `ConfigError` with one line for every problem. A setting without a value (`user:`)
+counts as left out. Durations are seconds as float, sizes bytes as int; how they are written is said in `units`, how
+environment variables are in `config_yaml`. Secrets are never part of a message or a repr.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import GenerateJsonSchema
+
+from jetcapture_py.config import values as types
+from jetcapture_py.config import yaml_text
+from jetcapture_py.config.messages import problems, wrong
+from jetcapture_py.config.units import kind, quoted
+from jetcapture_py.errors import ConfigError
+
+MANY_UNACKED = 100_000
+TOO_MANY_UNACKED = 300_000
+"""Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
+
+
+def _human(text: str, description: str) -> Any:
+    """A setting whose default is written as in the file, and read as such: the schema shows it the same way."""
+    return Field(text, validate_default=True, description=description)
+
+
+class Section(BaseModel):
+    """Settings that belong together; they cannot be changed once read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    keeps_null: ClassVar[frozenset[str]] = frozenset()
+    """Settings for which "no value" is not the same as "left out"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _left_out(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        optional = cls.model_fields.keys() - cls.keeps_null
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
+
+
+class TlsConfig(Section):
+    """How the connection to NATS is encrypted."""
+
+    ca: types.FilePath | None = Field(
+        default=None, description="PEM file with the authorities to trust, not the system's."
+    )
+    cert: types.FilePath | None = Field(
+        default=None, description="PEM file with the client's certificate; needs `key`."
+    )
+    key: types.FilePath | None = Field(
+        default=None, description="PEM file with the client's private key; needs `cert`."
+    )
+    handshake_first: bool = Field(default=False, description="Start TLS before the server says anything.")
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            missing, given = ("key", "cert") if self.key is None else ("cert", "key")
+            raise wrong(missing, f"required with {given}, but not set")
+        return self
+
+
+class NatsConfig(Section):
+    """The NATS servers, and how to log in to them: with at most one of user and password, token, creds, nkey_seed."""
+
+    servers: types.Servers = Field(
+        default=("nats://127.0.0.1:4222",), description="Addresses of the cluster: nats://, tls://, ws:// or wss://."
+    )
+    user: str | None = Field(default=None, min_length=1, description="User name; needs a password.")
+    password: types.Secret | None = Field(default=None, description="Password of `user`.")
+    password_file: types.FilePath | None = Field(default=None, description="File that holds the password.")
+    token: types.Secret | None = Field(default=None, description="Token to log in with.")
+    token_file: types.FilePath | None = Field(default=None, description="File that holds the token.")
+    creds: types.FilePath | None = Field(default=None, description="Credentials file with a user's JWT and seed.")
+    nkey_seed: types.Secret | None = Field(default=None, description="NKey seed to log in with; the seed itself.")
+    nkey_seed_file: types.FilePath | None = Field(default=None, description="File that holds the NKey seed.")
+    tls: TlsConfig | None = Field(
+        default=None, description="Encryption; with this section, even empty, it is required."
+    )
+    domain: types.Subject | None = Field(default=None, description="JetStream domain.")
+    inbox_prefix: types.Subject = Field(default="_INBOX", description="Subject under which replies are received.")
+
+    @model_validator(mode="after")
+    def _one_login(self) -> Self:
+        for name in ("password", "token", "nkey_seed"):
+            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
+                raise wrong(f"{name}_file", f"cannot be used together with {name}")
+        has_password = self.password is not None or self.password_file is not None
+        if self.user is not None and not has_password:
+            raise wrong("password", "required with user, but not set (password_file would do, too)")
+        if has_password and self.user is None:
+            raise wrong("user", "required with a password, but not set")
+        ways = {
+            "user": self.user,
+            "token": self.token or self.token_file,
+            "creds": self.creds,
+            "nkey_seed": self.nkey_seed or self.nkey_seed_file,
+        }
+        used = [name for name, value in ways.items() if value is not None]
+        if len(used) > 1:
+            raise wrong(used[1], f"cannot be used together with {used[0]}; there is one way to log in")
+        return self
+
+
+class SourceConfig(Section):
+    """The JetStream consumer that messages come from."""
+
+    stream: types.StreamName = Field(description="Stream to capture.")
+    consumer: types.Name = Field(description="Durable pull consumer, shared by every replica.")
+    create: bool = Field(
+        default=True, description="Create the consumer when it is missing; false: bind to what is there."
+    )
+    filter_subjects: tuple[types.FilterSubject, ...] = Field(default=(), description="Subjects to capture; empty: all.")
+    deliver_policy: Literal["all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"] = Field(
+        default="all", description="Where a new consumer starts."
+    )
+    start_sequence: types.Count | None = Field(default=None, description="First sequence, with by_start_sequence.")
+    start_time: types.StartTime | None = Field(default=None, description="First time, RFC 3339, with by_start_time.")
+    replay_policy: Literal["instant", "original"] = Field(
+        default="instant", description="How fast old messages are delivered."
+    )
+    ack_wait: types.DurationOfSeconds = _human("2m", "How long the server waits for a sign of life of a message.")
+    max_ack_pending: types.Count = Field(
+        default=50_000, description="Most messages delivered, but not acknowledged yet."
+    )
+    allow_many_unacked: bool = Field(
+        default=False, description=f"Allow more than {TOO_MANY_UNACKED} for max_ack_pending."
+    )
+    batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
+
+    @model_validator(mode="after")
+    def _start(self) -> Self:
+        for name, value in (("start_sequence", self.start_sequence), ("start_time", self.start_time)):
+            policy = f"by_{name}"
+            if value is None and self.deliver_policy == policy:
+                raise wrong(name, f"required with deliver_policy {policy}, but not set")
+            if value is not None and self.deliver_policy != policy:
+                raise wrong(name, f"only with deliver_policy {policy}, not with {self.deliver_policy}")
+        if self.max_ack_pending > TOO_MANY_UNACKED and not self.allow_many_unacked:
+            reason = "the server's time to redeliver grows with the square of the unacked messages"
+            raise wrong(
+                "max_ack_pending",
+                f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
+                "source.allow_many_unacked: true allows it",
+            )
+        return self
+
+
+class Column(Section):
+    """A declared column of decoded messages."""
+
+    type: types.TypeText = Field(description="Arrow type, such as int64, timestamp or list<string>.")
+    path: str | None = Field(
+        default=None, min_length=1, description="Where the value is in the message; default: the name."
+    )
+    unit: Literal["s", "ms", "us", "ns"] | None = Field(
+        default=None, description="Unit of a time that is given as a number."
+    )
+
+
+def _column(value: object) -> object:
+    if isinstance(value, str):
+        return {"type": value}
+    if not isinstance(value, dict | Column):
+        raise ValueError(f"expected a type such as int64, or a mapping with type and path, got {quoted(value)}")
+    return value
+
+
+class DecodeConfig(Section):
+    """How messages become columns."""
+
+    format: types.DecodeFormat = Field(
+        default="raw",
+        description="raw: envelope and payload only; json: columns, too; package.module:object: a decoder of your own.",
+    )
+    columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
+        default_factory=dict, description="Columns by name: a type, or a mapping with type and path; empty: inferred."
+    )
+    keep_payload: bool = Field(
+        default=True, description="Keep the raw bytes of every message, which makes it lossless."
+    )
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> Self:
+        if self.columns and self.format != "json":
+            raise wrong("columns", f"only with decode.format json, not with {self.format}")
+        if self.format == "raw" and not self.keep_payload:
+            raise wrong("keep_payload", "false together with format raw would keep nothing of a message")
+        return self
+
+
+class BlockConfig(Section):
+    """When a block ends, and what its object looks like."""
+
+    interval: types.Interval = _human("15m", "Event time that one block covers; divides a day evenly.")
+    max_age: types.Duration = Field(
+        default_factory=lambda data: data.get("interval", 0.0),
+        description="Wall clock time after which a block is stored; default: the interval.",
+    )
+    max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
+    max_messages: types.Count = Field(default=1_000_000, description="Messages at which a block is stored.")
+    format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
+    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
+        default="zstd", description="Compression inside the objects."
+    )
+
+
+class StoreConfig(Section):
+    """Where objects are kept."""
+
+    url: types.StoreUrl = Field(
+        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain {key}."
+    )
+    options: types.Options = Field(
+        default_factory=dict, repr=False, exclude=True, description="Handed to fsspec as they are; never shown."
+    )
+    concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
+    retry_for: types.RetryFor = _human("forever", "How long a failing store is retried before the process gives up.")
+
+
+class LimitsConfig(Section):
+    """What the process may use."""
+
+    memory: types.Memory = _human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
+    open_blocks: types.Count = Field(default=1_000, description="Blocks open at the same time.")
+
+
+class HttpConfig(Section):
+    """What can be asked of the running process."""
+
+    listen: types.Listen = Field(
+        default="127.0.0.1:8080", description="Where /metrics, /livez, /readyz and the status page are served."
+    )
+
+
+class LogConfig(Section):
+    """What is logged."""
+
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto", description="auto: text on a terminal, JSON elsewhere."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least level that is logged."
+    )
+
+
+class Config(Section):
+    """The configuration of one capture."""
+
+    keeps_null = frozenset({"key", "http"})
+
+    nats: NatsConfig = Field(default_factory=NatsConfig, description="Connection to NATS.")
+    source: SourceConfig = Field(description="Where messages come from.")
+    decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
+    key: types.Template = Field(
+        default="{subject}",
+        description='Destination: "{subject[1]}", "{header.X-Tenant}", "{region}", package.module:function; "": one.',
+    )
+    block: BlockConfig = Field(default_factory=BlockConfig, description="When a block ends.")
+    store: StoreConfig = Field(description="Where objects are kept.")
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What the process may use.")
+    http: HttpConfig | None = Field(default_factory=HttpConfig, description="What can be asked of it; null: nothing.")
+    log: LogConfig = Field(default_factory=LogConfig, description="What is logged.")
+    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge what is held when the process stops.")
+
+    def warnings(self) -> tuple[str, ...]:
+        """One line for each setting that works, but is likely to cause trouble."""
+        found = []
+        if (unacked := self.source.max_ack_pending) > MANY_UNACKED:
+            found.append(
+                f"source.max_ack_pending: {unacked} is above {MANY_UNACKED}; after a crash the server's time to "
+                "redeliver grows with the square of the unacked messages"
+            )
+        return tuple(found)
+
+
+def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
+    """The configuration in a file; ConfigError says what is wrong, one line a problem."""
+    return loads(_read_text(path, str(path)), env)
+
+
+def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
+    """The configuration in a YAML text; ConfigError says what is wrong, one line a problem."""
+    return parse(yaml_text.read(text, env))
+
+
+def parse(data: object) -> Config:
+    """The configuration in plain values, as YAML would give them; ConfigError says what is wrong."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        found = problems(error, Config)
+    # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.
+    raise ConfigError(*found)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the file, for editors. Where a value may be `${ENV}`, it allows that, too."""
+    generated = Config.model_json_schema(schema_generator=_SchemaGenerator)
+    for section in (generated, *generated["$defs"].values()):
+        section["properties"] = {name: _or_variable(setting) for name, setting in section["properties"].items()}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **generated, "title": "jetcapture configuration"}
+
+
+class _SchemaGenerator(GenerateJsonSchema):
+    """Without a title for each setting, which would only repeat its name."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002  # the base class's signature
+        return False
+
+
+def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
+    """The setting's schema, widened to text with a variable in it where it does not allow any text as it is."""
+    choices = setting.get("anyOf", [setting])
+    plain = any(
+        choice.get("type") == "string" and not choice.keys() & {"enum", "const", "pattern"} for choice in choices
+    )
+    if plain or any(choice.get("type") in ("object", "array") or "$ref" in choice for choice in choices):
+        return setting
+    about: dict[str, Any] = {name: setting[name] for name in ("description", "default") if name in setting}
+    rules = {name: value for name, value in setting.items() if name not in about}
+    options = rules.get("anyOf", [rules])
+    return {**about, "anyOf": [*options, {"type": "string", "pattern": r"\$\{"}]}
+
+
+def _read_text(path: Path, what: str) -> str:
+    """A file's text; ConfigError begins with `what` and says why there is none."""
+    try:
+        return path.read_text("utf-8-sig")
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    except ValueError:
+        reason = "cannot be read: it is not UTF-8 text"
+    raise ConfigError(f"{what}: {reason}")

@@ -1,0 +1,284 @@
+"""What the text of each kind of setting must look like, as types for the configuration's models.
+
+A type turns what YAML gives into a value, or raises ValueError with one line that says what was expected. Types of
+settings that may hold a secret never show what they were given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
+
+from jetcapture_py import plugins
+from jetcapture_py.config.messages import did_you_mean
+from jetcapture_py.config.units import (
+    DURATION_PATTERN,
+    SIZE_PATTERN,
+    format_duration,
+    format_size,
+    parse_duration,
+    parse_size,
+    quoted,
+)
+
+DAY = 86_400
+_NAME = re.compile(r"[^\s.*>/\\]{1,255}")
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_SCHEMES = ("nats", "tls", "ws", "wss")
+_FORMATS = ("raw", "json")
+_STORES = ("file", "s3", "abfs", "az", "gs", "memory")
+
+
+def _duration(at_least: float) -> BeforeValidator:
+    def check(value: object) -> float:
+        if (seconds := parse_duration(value)) < at_least:
+            raise ValueError(f"expected at least {format_duration(at_least)}, got {quoted(value)}")
+        return seconds
+
+    return BeforeValidator(check)
+
+
+def _size(at_least: int) -> BeforeValidator:
+    def check(value: object) -> int:
+        if (size := parse_size(value)) < at_least:
+            raise ValueError(f"expected at least {format_size(at_least)}, got {quoted(value)}")
+        return size
+
+    return BeforeValidator(check)
+
+
+def _interval(seconds: float) -> float:
+    if not seconds.is_integer() or DAY % seconds:
+        shown = quoted(format_duration(seconds))
+        raise ValueError(f"expected whole seconds that divide a day evenly, such as 15m or 1h, got {shown}")
+    return seconds
+
+
+def _retry_for(value: object) -> float:
+    return math.inf if value in ("forever", math.inf) else parse_duration(value)
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a whole number, got {quoted(value)}")
+    return value
+
+
+def _secret(value: object) -> SecretStr:
+    if isinstance(value, SecretStr):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected text; put it in quotes")
+    if not value:
+        raise ValueError("expected text that is not empty")
+    return SecretStr(str(value))
+
+
+def _path(value: object) -> Path:
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError("expected the path of a file")
+    return Path(value)
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value) or not value.isprintable():
+        raise ValueError(f"expected a name without blanks, '.', '*', '>', '/' and '\\', got {quoted(value)}")
+    return value
+
+
+def _stream_name(value: str) -> str:
+    if value in ("_quarantine", "_watermark", "_probe"):
+        raise ValueError(f"{quoted(value)} is a directory of the archive and cannot be a stream's name in it")
+    return _name(value)
+
+
+def _subject(value: str) -> str:
+    if not all(value.split(".")) or re.search(r"[\s*>]", value) or not value.isprintable():
+        raise ValueError(f"expected a subject without wildcards and blanks, got {quoted(value)}")
+    return value
+
+
+def _filter_subject(value: str) -> str:
+    tokens = value.split(".")
+    odd = [token for token in tokens if not token or (token not in ("*", ">") and re.search(r"[\s*>]", token))]
+    if odd or ">" in tokens[:-1] or not value.isprintable():
+        raise ValueError(f"expected a subject such as orders.*.new or orders.>, got {quoted(value)}")
+    return value
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _server(value: str) -> str:
+    if "@" in value:
+        raise ValueError("credentials are not part of an address; use nats.user and nats.password, or nats.token")
+    try:
+        parts = urlsplit(value)
+        usable = parts.hostname and (parts.port is None or parts.port > 0) and value.isprintable() and " " not in value
+    except ValueError:
+        usable = False
+    else:
+        if parts.scheme not in _SCHEMES or "://" not in value:
+            raise ValueError(
+                f"expected an address that begins with nats://, tls://, ws:// or wss://, got {quoted(value)}"
+            )
+    if not usable:
+        raise ValueError(f"expected an address such as nats://127.0.0.1:4222, got {quoted(value)}")
+    return value
+
+
+def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        raise ValueError("expected at least one address")
+    if len({address.startswith("ws") for address in value}) > 1:
+        raise ValueError("expected either ws:// and wss:// or nats:// and tls://, not both kinds")
+    return value
+
+
+def _start_time(value: object) -> datetime:
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC)
+    try:
+        if isinstance(value, str) and _RFC3339.fullmatch(value):
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass  # such as 30 February
+    raise ValueError(f"expected a time with its zone such as 2026-01-31T00:00:00Z, got {quoted(value)}")
+
+
+def _type(value: str) -> str:
+    from jetcapture_py.config.column_types import parse_type
+
+    return _checked(value, parse_type)
+
+
+def _given(value: object) -> object:
+    if value is None:
+        raise ValueError('expected a template such as "{subject}", got nothing; write "" for one key')
+    return value
+
+
+def _template(value: str) -> str:
+    from jetcapture_py.transform.keys import parse_template
+
+    return value if plugins.is_reference(value) else _checked(value, parse_template)
+
+
+def _decode_format(value: str) -> str:
+    if value not in _FORMATS and not plugins.is_reference(value):
+        hint = did_you_mean(value, _FORMATS)
+        raise ValueError(f"expected raw, json or package.module:object, got {quoted(value)}{hint}")
+    return value
+
+
+def _checked(value: str, parse: Callable[[str], object]) -> str:
+    """The text, after its own parser has agreed to it."""
+    parse(value)
+    return value
+
+
+def _listen(value: str) -> str:
+    try:
+        parts = urlsplit(f"//{value}")
+        port = parts.port
+        usable = port is not None and not any((parts.path, parts.query, parts.fragment, parts.username is not None))
+    except ValueError:
+        usable = False
+    if not usable or not value.isprintable() or " " in value:
+        raise ValueError(f"expected an address and a port such as 127.0.0.1:8080 or :8080, got {quoted(value)}")
+    return value
+
+
+def _store_url(value: str) -> str:
+    """Only the scheme is ever shown: people put credentials into addresses."""
+    if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
+        raise ValueError("expected an address without control characters and with no placeholder but {key}")
+    scheme, separator, rest = value.partition("://")
+    if not separator:
+        if not value.startswith("/"):
+            raise ValueError("expected an absolute path, or an address such as s3://bucket/path")
+        return value
+    if scheme not in _STORES:
+        known = ", ".join(f"{name}://" for name in _STORES)
+        raise ValueError(f"expected an absolute path or one of {known}{did_you_mean(scheme, _STORES)}")
+    if scheme == "file" and not rest.startswith("/"):
+        raise ValueError("expected three slashes and an absolute path, as in file:///var/lib/jetcapture")
+    if scheme != "memory" and not rest.split("/")[0] and scheme != "file":
+        raise ValueError(f"expected a bucket or container, as in {scheme}://bucket/path")
+    if scheme not in ("file", "memory") and (":" in rest.rpartition("@")[0] or "?" in rest):
+        raise ValueError("credentials are not part of an address; use store.options")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """The same values as exact built-in types, which is what client libraries look for."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _schema(pattern: str, number: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": ["string", number], "pattern": pattern, "minimum": 0})
+
+
+_DURATION = _schema(DURATION_PATTERN, "number")
+_SIZE = _schema(SIZE_PATTERN, "integer")
+
+Duration = Annotated[float, _duration(0.001), _DURATION]
+"""Seconds, at least a millisecond of them."""
+DurationOfSeconds = Annotated[float, _duration(1), _DURATION]
+"""Seconds, at least one."""
+Interval = Annotated[float, _duration(1), AfterValidator(_interval), _DURATION]
+"""Whole seconds that divide a day evenly, so that a bucket never crosses midnight."""
+RetryFor = Annotated[float, BeforeValidator(_retry_for), _schema(f"^forever$|{DURATION_PATTERN}", "number")]
+"""Seconds; infinity for `forever`."""
+Size = Annotated[int, _size(1), _SIZE]
+"""Bytes, at least one."""
+Memory = Annotated[int, _size(32 << 20), _SIZE]
+"""Bytes, at least 32 MiB."""
+Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+"""A whole number from 1."""
+Secret = Annotated[SecretStr, BeforeValidator(_secret)]
+"""Text that is never shown."""
+FilePath = Annotated[Path, BeforeValidator(_path)]
+"""A file's path; not shown when it is none, because the file's contents may have been pasted."""
+Name = Annotated[str, AfterValidator(_name)]
+"""A name that NATS accepts for a consumer."""
+StreamName = Annotated[str, AfterValidator(_stream_name)]
+"""A name that NATS accepts for a stream, and the archive for its directory."""
+Subject = Annotated[str, AfterValidator(_subject)]
+"""A subject without wildcards."""
+FilterSubject = Annotated[str, AfterValidator(_filter_subject)]
+"""A subject, with wildcards or without."""
+Servers = Annotated[
+    tuple[Annotated[str, AfterValidator(_server)], ...],
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    AfterValidator(_servers),
+]
+"""Addresses of one cluster; one of them can be given without the list."""
+StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time, in UTC; digits beyond microseconds are cut off."""
+TypeText = Annotated[str, AfterValidator(_type)]
+"""An Arrow type in the words of `decode.types`."""
+Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
+"""A key template in the words of `route`, or a function of the user's own."""
+DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
+"""raw, json, or a decoder of the user's own."""
+Listen = Annotated[str, AfterValidator(_listen)]
+"""An address and a port to listen on; without an address, all of this host's; port 0 is any that is free."""
+StoreUrl = Annotated[str, AfterValidator(_store_url)]
+"""Where the archive lies: an absolute path or an address that fsspec understands."""
+Options = Annotated[dict[str, Any], AfterValidator(_plain)]
+"""Anything, handed on."""

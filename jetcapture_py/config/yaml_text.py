@@ -1,0 +1,189 @@
+"""A configuration file's text as plain values, with environment variables in place.
+
+YAML is read by the 1.2 core rules: only `true` and `false` are booleans, `15:00` is text and not a number in base 60,
+a date is text. A name given twice in one mapping is an error; tags and merge keys are not part of the format.
+
+Variables are replaced after YAML was parsed and in values only, so no value can add a setting or break a line:
+
+    ${NAME}             the variable, which must be set
+    ${NAME:-default}    the default when the variable is unset or empty; it may hold pairs of braces, as in {subject}
+    $$                  one dollar sign; a dollar sign before anything but a brace stands for itself
+
+A value that comes from a variable is text, and the setting's type decides what it means: "5000" is a fine number and
+"true" a fine boolean, while a password of digits stays as it is. An unquoted value that is one variable and turns out
+empty counts as not set; in quotes it is the empty text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from jetcapture_py.config.units import Expanded, dotted, escaped
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.text import is_text
+
+MOST_VALUES = 100_000
+"""Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""
+
+_TAG = "tag:yaml.org,2002:"
+_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
+_NO_TEXT = "not valid text: a surrogate is in it, which is no character"
+_HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's syntax with the 1.2 core schema's idea of what is not text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", [*"-+.0123456789"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _first)
+
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    _TAG + "null": lambda _: None,
+    _TAG + "bool": lambda text: text.lower() == "true",
+    _TAG + "int": lambda text: int(text, 0) if text[:2] in ("0o", "0x") else int(text),
+    _TAG + "float": float,
+}
+
+
+def read(text: str, env: Mapping[str, str]) -> object:
+    """The values that `text` holds; ConfigError names everything that YAML and the variables have against it."""
+    problem = ""
+    node: yaml.Node | None = None
+    reader = _Reader(env)
+    value: object = None
+    try:
+        node = yaml.compose(text, _Loader)
+        value = None if node is None else reader.value(node, ())
+    except yaml.YAMLError as error:
+        problem = _syntax(error, text)
+    except RecursionError:
+        problem = "the settings are nested too deeply"
+    if problem:
+        raise ConfigError(problem)
+    if reader.problems:
+        raise ConfigError(*reader.problems)
+    return value
+
+
+@dataclass(slots=True)
+class _Reader:
+    env: Mapping[str, str]
+    problems: list[str] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)
+    """Collections whose inside is being read: meeting one again means that it contains itself."""
+    values: int = 0
+
+    def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
+        self.values += 1
+        if self.values > MOST_VALUES:
+            raise ConfigError(f"the settings have more than {MOST_VALUES} values, aliases counted where they are used")
+        if isinstance(node, yaml.ScalarNode):
+            return self.scalar(node, path)
+        if id(node) in self.open or node.tag not in (_TAG + "map", _TAG + "seq"):
+            reason = "the value contains itself" if id(node) in self.open else "YAML tags are not supported"
+            self.problems.append(f"{dotted(path)}: {reason} (line {_line(node)})")
+            return None
+        self.open.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+            return self.mapping(node, path)
+        finally:
+            self.open.remove(id(node))
+
+    def mapping(self, node: yaml.Node, path: tuple[int | str, ...]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        lines: dict[str, int] = {}
+        for name, item in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                hint = "text that begins with { or [ must be in quotes"
+                where = f"{dotted(path)}: " if path else ""
+                self.problems.append(f"{where}a setting's name must be text (line {_line(name)}); {hint}")
+            elif name.value in lines:
+                here = dotted((*path, name.value))
+                self.problems.append(f"{here}: set twice, on line {lines[name.value]} and on line {_line(name)}")
+            elif not is_text(name.value):
+                self.problems.append(f"{dotted((*path, name.value))}: {_NO_TEXT} (line {_line(name)})")
+            else:
+                lines[name.value] = _line(name)
+                found[name.value] = self.value(item, (*path, name.value))
+        return found
+
+    def scalar(self, node: yaml.ScalarNode, path: tuple[int | str, ...]) -> object:
+        if node.tag == _TAG + "str":
+            text = self.expand(node.value, path)
+            if not is_text(text):
+                self.problems.append(f"{dotted(path)}: {_NO_TEXT} (line {_line(node)})")
+                return ""
+            whole = node.style is None and not text and isinstance(text, Expanded)
+            return None if whole and _VARIABLE.fullmatch(node.value) else text
+        if node.tag not in _SCALARS:
+            self.problems.append(
+                f"{dotted(path)}: YAML tags are not supported (line {_line(node)}); "
+                "text that begins with ! must be in quotes"
+            )
+            return None
+        try:
+            return _SCALARS[node.tag](node.value)
+        except ValueError:
+            self.problems.append(f"{dotted(path)}: not a number that can be read (line {_line(node)})")
+            return None
+
+    def expand(self, text: str, path: tuple[int | str, ...]) -> str:
+        def one(match: re.Match[str]) -> str:
+            dollar, name, default, malformed = match.groups()
+            if malformed:
+                self.problems.append(f"{dotted(path)}: expected ${{NAME}} or ${{NAME:-default}}; write $$ for one $")
+            elif dollar:
+                return "$"
+            elif default is not None:
+                return self.env.get(name) or str(default)
+            elif name not in self.env:
+                hint = f"set it, or write ${{{name}:-default}}"
+                self.problems.append(f"{dotted(path)}: the environment variable {name} is not set; {hint}")
+            return self.env.get(name or "", "")
+
+        expanded = _VARIABLE.sub(one, text)
+        return text if expanded == text else Expanded(expanded, text)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _syntax(error: yaml.YAMLError, text: str) -> str:
+    """A syntax error as one line that quotes nothing of the file, where a password may be."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        position = getattr(error, "position", None)
+        before = text[:position] if isinstance(position, int) else ""
+        where = f"line {before.count(chr(10)) + 1}: " if before else ""
+        return f"{where}not valid YAML: a character that text files do not have"
+    line = text.split("\n")[mark.line] if mark.line < text.count("\n") + 1 else ""
+    problem = str(getattr(error, "problem", ""))
+    safe = problem if "'" not in _HARMLESS_QUOTES.sub("", problem) and '"' not in problem else "unexpected character"
+    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {escaped(safe)}{_hint(problem, line)}"
+
+
+def _hint(problem: str, line: str) -> str:
+    if "\\t" in problem or line[: len(line) - len(line.lstrip())].count("\t"):
+        return "; indent with spaces, not with tabs"
+    if "alias" in problem or "cannot start any token" in problem:
+        return "; text that begins with a special character must be in quotes"
+    if "mapping values are not allowed" in problem:
+        return '; text that contains ": " must be in quotes'
+    if "{" in line:
+        return "; text with braces must be in quotes"
+    return ""

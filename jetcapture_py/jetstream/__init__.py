@@ -1,0 +1,1 @@
+"""Talk to NATS JetStream: connect, pull, acknowledge, publish and inspect."""

@@ -1,0 +1,204 @@
+"""The connection to NATS: authentication, TLS, a start that fails clearly, and then reconnecting for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import nats.errors
+from pydantic import SecretStr
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.permissions import DeniedError
+from jetcapture_py.jetstream.wire.client import Connection, Hook
+
+PING_INTERVAL = 20
+"""Seconds between pings; a silent peer is given up after three of them, so a dead connection is found in a minute."""
+
+_JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
+_SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
+_REFUSED = ("authorization", "authentication", "account")
+_API_TIMEOUT = 5.0
+_FORBIDDEN = 403
+
+ErrorHook = Callable[[Exception], Awaitable[None]]
+
+
+class ApiError(Exception):
+    """The JetStream API answered with an error: `code` as in HTTP, `err_code` the server's own (nats-server errors)."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(description)
+        self.code = code
+        self.err_code = err_code
+
+
+class UnavailableError(Exception):
+    """Nobody answered an API request: no leader, no JetStream, or no connection. Try again."""
+
+
+async def connect(
+    config: NatsConfig,
+    name: str,
+    *,
+    on_disconnected: Hook,
+    on_reconnected: Hook,
+    on_closed: Hook,
+    on_error: ErrorHook,
+    patience: float,
+) -> Connection:
+    """Connect; unreachable servers are tried again for `patience` seconds, a refusal is final.
+
+    Once connected, reconnect attempts are unlimited. Raises SourceError.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience
+    options = _options(config)
+    while True:
+        problem: list[Exception] = []
+
+        async def note(error: Exception, problem: list[Exception] = problem) -> None:
+            problem.append(error)
+
+        client = Connection(require_tls=_wants_tls(config))
+        try:
+            await client.connect(
+                **options,
+                name=name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=5,
+                ping_interval=PING_INTERVAL,
+                error_cb=note,
+            )
+            break
+        except (OSError, nats.errors.Error, TimeoutError) as error:
+            with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):
+                await asyncio.wait_for(client.close(), 1)  # after a failed TLS handshake it may never end
+            reason = _reason(problem[-1] if isinstance(error, nats.errors.NoServersError) and problem else error)
+            if any(word in reason.lower() for word in _REFUSED) or isinstance(error, ssl.SSLCertVerificationError):
+                raise SourceError(f"NATS refused the connection: {reason}") from error
+            if loop.time() >= deadline:
+                where = ", ".join(config.servers)
+                raise SourceError(f"cannot connect to NATS at {where}: {reason}") from error
+            await asyncio.sleep(min(0.5, max(0.0, deadline - loop.time())))
+    client.watch(on_disconnected, on_reconnected, on_closed, on_error)
+    client.options.update(allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=1)
+    known = {server.uri.netloc for server in client.server_pool}
+    missing = [url for url in config.servers if url.split("://", 1)[1] not in known]
+    client.set_server_pool([server.uri.geturl() for server in client.server_pool] + missing)
+    return client
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    if isinstance(error, nats.errors.NoServersError):
+        return "no server could be reached"
+    return " ".join(str(error).split()).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def _wants_tls(config: NatsConfig) -> bool:
+    return config.tls is not None or any(url.startswith(("tls://", "wss://")) for url in config.servers)
+
+
+def _options(config: NatsConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
+    if config.user is not None:
+        options["user"] = config.user
+        options["password"] = _secret(config.password, config.password_file, "nats.password_file")
+    elif config.token is not None or config.token_file is not None:
+        options["token"] = _secret(config.token, config.token_file, "nats.token_file")
+    elif config.creds is not None:
+        text = _secret(None, config.creds, "nats.creds")
+        seed = _SEED.search(text)
+        if seed is None or not _JWT.search(text) or not _is_seed(seed[1]):
+            raise SourceError(f"nats.creds: {config.creds} does not hold a user's JWT and seed")
+        options["user_credentials"] = str(config.creds)
+    elif config.nkey_seed is not None or config.nkey_seed_file is not None:
+        options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
+        if not _is_seed(options["nkeys_seed_str"]):
+            raise SourceError("nats.nkey_seed: it is not the seed of an NKey")
+    if _wants_tls(config):
+        options["tls"] = _tls(config)
+        options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
+    return options
+
+
+def _secret(value: SecretStr | None, file: Any, path: str) -> str:
+    if value is not None:
+        return value.get_secret_value()
+    try:
+        return str(file.read_text().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: cannot read {file}") from error
+
+
+def _is_seed(text: str) -> bool:
+    """Whether nats-py can use the seed: about one that it cannot, it raises whatever befalls it."""
+    import nkeys
+
+    try:
+        nkeys.from_seed(bytearray(text.encode()))
+    except (nkeys.NkeysError, ValueError):
+        return False
+    return True
+
+
+def _tls(config: NatsConfig) -> ssl.SSLContext:
+    section = config.tls
+    try:
+        context = ssl.create_default_context(cafile=str(section.ca) if section and section.ca else None)
+        if section and section.cert and section.key:
+            context.load_cert_chain(str(section.cert), str(section.key))
+    except (OSError, ssl.SSLError) as error:
+        raise SourceError(f"nats.tls: cannot use the certificate files: {error}") from error
+    return context
+
+
+class Api:
+    """The JetStream API as JSON, because nats-py's classes lack fields and update silently."""
+
+    def __init__(self, client: Connection, domain: str | None) -> None:
+        self._client = client
+        self.prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+
+    async def pull(
+        self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float
+    ) -> None:
+        """Ask for the next messages (ADR-13), which come to `reply`, as do statuses; times in seconds.
+
+        `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for.
+        """
+        body = b'{"batch":%d,"max_bytes":%d,"expires":%d,"idle_heartbeat":%d}' % (
+            batch,
+            max_bytes,
+            int(expires * 1e9),
+            int(heartbeat * 1e9),
+        )
+        head = f"PUB {self.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer} {reply} {len(body)}\r\n"
+        await self._client.write(head.encode() + body + b"\r\n")
+
+    async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers."""
+        payload = json.dumps(body).encode() if body is not None else b""
+        try:
+            message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)
+        except DeniedError as error:
+            raise ApiError(_FORBIDDEN, 0, str(error)) from error
+        except nats.errors.NoRespondersError as error:
+            raise UnavailableError("JetStream does not answer: it is not enabled here, or has no leader") from error
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(f"JetStream does not answer: {_reason(error)}") from error
+        answer: dict[str, Any] = json.loads(message.data)
+        if "error" in answer:
+            error_ = answer["error"]
+            raise ApiError(error_.get("code", 500), error_.get("err_code", 0), error_.get("description", "unknown"))
+        return answer

@@ -1,0 +1,77 @@
+"""The consumer on the server: found or created, looked up again, and followed as long as it is the same one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.admin import (
+    ConsumerState,
+    differences,
+    ensure_consumer,
+    get_consumer,
+    stream_created,
+    unusable,
+)
+from jetcapture_py.jetstream.connection import Api, UnavailableError
+from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
+from jetcapture_py.log import event
+
+log = logging.getLogger("jetcapture.source")
+
+
+class Consumer:
+    """One consumer and its last known `state`. `fail` is called when it can never be captured from again."""
+
+    def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
+        self._api, self._config, self._fail = api, config, fail
+        self.stream_created = ""
+
+    async def attach(self) -> None:
+        """Find the consumer, or create it. Raises SourceError."""
+        try:
+            self.state: ConsumerState = await ensure_consumer(self._api, self._config)
+            self.stream_created = await stream_created(self._api, self._config.stream)
+        except UnavailableError as error:
+            raise SourceError(str(error)) from error
+        self._watch = ConsumerWatch(self.state, asyncio.get_running_loop().time())
+        for name, wanted, actual in differences(self._config, self.state):
+            event(log, logging.WARNING, "consumer.differs", setting=name, configured=wanted, actual=actual)
+        self._warn_of_max_deliver(self.state)
+
+    async def refresh(self) -> bool:
+        """Look it up again; False when nobody answers just now, or it cannot be captured from any more."""
+        stream, name = self._config.stream, self._config.consumer
+        try:
+            state = await get_consumer(self._api, stream, name)
+        except UnavailableError as error:
+            event(log, logging.DEBUG, "consumer.unavailable", error=error)
+            return False
+        except SourceError as error:
+            if self._watch.is_gone(asyncio.get_running_loop().time()):
+                self._fail(error)
+            return False
+        if not self._watch.is_same(state, asyncio.get_running_loop().time()):
+            self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again"))
+            return False
+        if problem := unusable(stream, name, state.config):
+            self._fail(SourceError(problem))
+            return False
+        self._report_changes(state)
+        self.state = state
+        return True
+
+    def _report_changes(self, state: ConsumerState) -> None:
+        """Log the settings that somebody has changed."""
+        old, new = self.state.config, state.config
+        if changed := {name: new.get(name) for name in {*old, *new} if old.get(name) != new.get(name)}:
+            event(log, logging.WARNING, "consumer.changed", settings=changed)
+            if "max_deliver" in changed:
+                self._warn_of_max_deliver(state)
+
+    def _warn_of_max_deliver(self, state: ConsumerState) -> None:
+        if (limit := state.config.get("max_deliver", -1)) > 0:
+            event(log, logging.WARNING, "consumer.max_deliver", max_deliver=limit)

@@ -1,0 +1,108 @@
+"""Which messages the server has sent that never arrived, because their connection broke.
+
+The server counts every delivery of the consumer, and each message's ack subject has its number. As long as the numbers
+here have no gap, and nobody else pulls, this process is the only one that is delivered to, and the gap after a lost
+connection is what was lost with it. Where other replicas take part, only an estimate is possible: their messages look
+the same.
+
+Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.jetstream.ack_subject import position, subjects_like
+from jetcapture_py.jetstream.admin import ConsumerState
+from jetcapture_py.transform.envelope import positions
+
+ALONE_AFTER = 5.0
+"""Seconds without a gap and without pulls of others after which no other replica is likely to be delivered to."""
+MOST_SEQUENCES = 100_000
+"""Sequences to ask for at most, some 10 MB of acks; a consumer that filters a large stream may skip any number between
+two messages."""
+_SAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What a connection took with it: about `messages` messages; `replies` are the ack subjects to give back.
+
+    These are for messages that are not held here. Some of them may not be waiting for an acknowledgement at all; the
+    server ignores those.
+    """
+
+    messages: int
+    replies: pa.BinaryArray
+
+
+_NO_REPLIES = pa.nulls(0, pa.binary())
+
+
+class Deliveries:
+    """Follows the deliveries of one consumer. `state` is what it is before anything is pulled here."""
+
+    def __init__(self, stream: str, consumer: str, state: ConsumerState) -> None:
+        self._stream, self._consumer = stream, consumer
+        self._offset = state.deliveries
+        """Deliveries that did not come here; constant while all of them do."""
+        nobody_else = state.unacked == 0 and state.waiting_pulls == 0
+        self._alone_since: float | None = float("-inf") if nobody_else else None
+        self._last_reply = f"$JS.ACK.{stream}.{consumer}.1.0.0.0.0".encode()  # which servers take in any case
+        self._last_delivery, self._last_seq = state.deliveries, state.delivered
+        self._accounted = 0  # deliveries up to this number are accounted for
+        self._lost: list[tuple[int, int]] = []  # ranges of sequences, both ends included
+        self._elsewhere: deque[int] = deque([state.unacked], _SAMPLES)
+
+    def received(self, total: int, reply: bytes, now: float) -> None:
+        """`total` messages were received since the start; `reply` is the ack subject of the last one."""
+        found = position(reply, self._stream, self._consumer)
+        if found is None or found.delivery <= self._accounted:
+            return
+        self._last_reply, self._last_delivery = reply, found.delivery
+        self._last_seq = max(self._last_seq, found.seq)
+        if found.delivery - total != self._offset or self._alone_since is None:
+            self._offset, self._alone_since = found.delivery - total, now
+            self._lost.clear()
+
+    def looked_up(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:
+        """The server has described the consumer, while this process held `held` messages and had `pulls` pulls open."""
+        self._elsewhere.append(max(0, state.unacked - held))  # other replicas hold these, or they are on their way
+        if state.waiting_pulls > pulls:
+            self._alone_since = now
+
+    def after_reconnect(self, state: ConsumerState, held: pa.BinaryArray, now: float) -> Lost:
+        """Compare what the server says after a reconnect, before anything is pulled, with the ack subjects `held`."""
+        sent = state.deliveries - self._last_delivery
+        alone = self._alone_since is not None and now - self._alone_since >= ALONE_AFTER
+        held_seqs = np.unique(positions(self._stream, self._consumer, held)[0])
+        first, last = self._last_seq + 1, state.delivered
+        self._offset += sent
+        self._last_delivery = self._accounted = state.deliveries
+        self._last_seq = max(self._last_seq, last)
+        if not alone or sent < 0 or state.waiting_pulls:  # a killed server has forgotten some, or others pull as well
+            self._alone_since = now
+            self._lost.clear()
+            elsewhere = state.unacked - len(held_seqs) - min(self._elsewhere)
+            return Lost(messages=max(0, min(sent, elsewhere)), replies=_NO_REPLIES)
+        if sent:
+            self._lost.append((first, last))
+        seqs = self._sequences(state.ack_floor)  # also those lost before: giving them back may have failed
+        missing = seqs[~np.isin(seqs, held_seqs)]
+        return Lost(messages=sent, replies=subjects_like(self._last_reply, missing, state.deliveries))
+
+    def _sequences(self, floor: int) -> Any:
+        """Every sequence above `floor` in the lost ranges; of too many, only those of the later ranges."""
+        ranges: list[tuple[int, int]] = []
+        size = 0
+        for first, last in reversed([(max(first, floor + 1), last) for first, last in self._lost]):
+            size += max(0, last - first + 1)
+            if first <= last and size <= MOST_SEQUENCES:
+                ranges.append((first, last))
+        self._lost = ranges[::-1]
+        return np.concatenate([np.arange(0), *(np.arange(first, last + 1) for first, last in self._lost)])

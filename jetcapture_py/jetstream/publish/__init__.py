@@ -1,0 +1,1 @@
+"""Publish to JetStream in bulk, with every message accounted for."""

@@ -1,0 +1,1 @@
+"""The fast receive path under nats-py."""

@@ -1,0 +1,264 @@
+"""Messages between the socket and the first columns: places in the memory that they were received into.
+
+No Python object is made of a message, or of a part of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.jetstream.wire.transport import Memory
+
+MESSAGE_OVERHEAD = 192
+"""Bytes that one received message costs beside its content: its control line and its row of places."""
+
+SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
+"""A message's row of places: subject from, to; reply from, to; headers from; payload from, to. They only grow, so a
+run of rows, one behind the other, is the offsets of an Arrow array in which every seventh element is a subject."""
+
+
+_SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
+"""What a consumer with `headers_only` adds in place of a payload that is not empty."""
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages in one piece of memory: the rows of their places there, int32, in pieces, not necessarily in order."""
+
+    memory: Any
+    rows: list[Any]
+
+    def ordered(self) -> Any:
+        """All rows, in the order of their places."""
+        rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
+        return rows[np.argsort(rows[:, 0], kind="stable")] if (rows[1:, 0] < rows[:-1, 0]).any() else rows
+
+    def lacking_payload(self) -> Any:
+        """See `Received.lacking_payload`."""
+        rows = self.ordered()
+        where = np.flatnonzero(_bare(rows))
+        lacking = np.zeros(len(rows), bool)
+        if not len(where):
+            return lacking
+        blocks = between(self.memory, rows[where, HEADERS], rows[where, PAYLOAD])
+        lacking[where] = pc.match_substring_regex(blocks, _SIZE_HEADER).to_numpy(zero_copy_only=False)
+        return lacking
+
+    def columns(self, which: Sequence[int]) -> list[pa.BinaryArray]:
+        """See `Received.columns`; copies."""
+        rows = self.ordered()
+        count = len(rows)
+        offsets = np.append(rows.ravel(), rows[-1, -1])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.memory)]
+        elements = pa.Array.from_buffers(pa.binary(), count * PLACES, buffers)
+        first = np.arange(0, count * PLACES, PLACES)
+        return [elements.take(pa.array(first + place)) for place in which]
+
+
+def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
+    """Where in a text, which is the second, each value begins, and the last one ends."""
+    _, offsets, data = array.buffers()
+    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    return edges, np.frombuffer(data or b"", np.uint8)
+
+
+def contents(array: pa.BinaryArray) -> bytes:
+    """All the values, one behind the other."""
+    edges, text = text_of(array)
+    return bytes(text[edges[0] : edges[-1]])
+
+
+def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
+    """What lies in a text between these places, which only grow; copies."""
+    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), 2 * len(starts), buffers).take(pa.array(np.arange(0, 2 * len(starts), 2)))
+
+
+@dataclass(slots=True)
+class Received:
+    """Messages as they came, in parts; `size` is the bytes of headers and payloads together.
+
+    The columns are made when they are asked for: header blocks as they came, b"" for none.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+
+    @classmethod
+    def of(
+        cls, subjects: Sequence[bytes], replies: Sequence[bytes], headers: Sequence[bytes], payloads: Sequence[bytes]
+    ) -> Received:
+        """These messages."""
+        received, memory = cls(), Memory()
+        for message in zip(subjects, replies, headers, payloads, strict=True):
+            received.append(memory, *message)
+        return received
+
+    @property
+    def memory(self) -> int:
+        """Bytes held, with what a message costs beside its content."""
+        return self.size + self.count * MESSAGE_OVERHEAD
+
+    @property
+    def replies(self) -> pa.BinaryArray:
+        """The messages' reply subjects."""
+        return self.columns(REPLY)[0]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def columns(self, *which: int) -> list[pa.BinaryArray]:
+        """`SUBJECT`, `REPLY`, `HEADERS` and `PAYLOAD`, or those that are named, in the order in which they came."""
+        which = which or (SUBJECT, REPLY, HEADERS, PAYLOAD)
+        if not self.parts:
+            return [pa.array([], pa.binary())] * len(which)
+        found = [part.columns(which) for part in self.parts]
+        return found[0] if len(found) == 1 else [pa.concat_arrays(each) for each in zip(*found, strict=True)]
+
+    def last_reply(self) -> bytes:
+        """The reply subject of the message that came last; there is one."""
+        part = self.parts[-1]
+        row = part.rows[-1][-1]
+        return bytes(part.memory[row[REPLY] : row[REPLY + 1]])
+
+    def add(self, memory: Any, rows: Any, size: int) -> None:
+        """Append messages that lie in `memory` at the places `rows`."""
+        if self.parts and self.parts[-1].memory is memory:
+            self.parts[-1].rows.append(rows)
+        else:
+            self.parts.append(Part(memory, [rows]))
+        self.count += len(rows)
+        self.size += size
+
+    def append(self, memory: Memory, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+        """Append one message, copying it into `memory`, which never resizes what earlier messages are read from."""
+        message = b"".join((subject, reply, headers, payload))
+        memory.append(message)
+        start, memory.start = memory.stop - len(message), memory.stop
+        ends = list(accumulate(map(len, (subject, reply, headers, payload)), initial=start))
+        rows = np.array([[*ends[:2], *ends[1:3], ends[2], *ends[3:]]], np.int32)
+        self.add(memory.segment, rows, len(headers) + len(payload))
+
+    def lacking_payload(self) -> Any:
+        """Which messages may lack their payload, as a mask in the order of `columns`; None if none does.
+
+        These are empty and have a header with a size, as a consumer with `headers_only` delivers them. A publisher may
+        have made them so, too.
+        """
+        if not any(_bare(rows).any() for part in self.parts for rows in part.rows):
+            return None
+        lacking = np.concatenate([part.lacking_payload() for part in self.parts])
+        return lacking if lacking.any() else None
+
+    def where(self, mask: Any) -> Received:
+        """The messages that `mask` selects, in the order of `columns`."""
+        found, start = Received(), 0
+        for part in self.parts:
+            rows = part.ordered()
+            found._add_rows(part.memory, rows[mask[start : start + len(rows)]])
+            start += len(rows)
+        return found
+
+    def _add_rows(self, memory: Any, rows: Any) -> None:
+        if len(rows):
+            self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
+
+    def split(self, count: int) -> tuple[Received, Received]:
+        """The first `count` messages, and the others."""
+        first, others = Received(), Received()
+        for part in self.parts:
+            for rows in part.rows:
+                for taker, some in ((first, rows[: count - len(first)]), (others, rows[count - len(first) :])):
+                    taker._add_rows(part.memory, some)
+        return first, others
+
+
+def _bare(rows: Any) -> Any:
+    """Which messages have headers and no payload, as a mask."""
+    return (rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])
+
+
+def _ignore(subject: bytes, headers: bytes) -> None:
+    """Leave a status alone."""
+
+
+class Inbox:
+    """What one or several subscriptions received and nobody took yet.
+
+    `on_data()` is called when messages have been added. `on_status(subject, header_block)` is called at once for
+    frames without a reply subject, the server's statuses; with `statuses=False` these are messages, too.
+    `total` and `total_bytes` count everything ever received, `by_sid` messages and bytes of each subscription, and
+    `largest` is the size of the largest message since the caller last set it to 0. These two are sizes as the server
+    counts them against a pull's `max_bytes`: subject, reply subject, headers and payload.
+    """
+
+    __slots__ = ("_memory", "by_sid", "largest", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
+
+    def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
+        self.on_data = on_data
+        self.statuses = statuses
+        self.on_status: Callable[[bytes, bytes], None] = _ignore
+        self.rows = Received()
+        self._memory = Memory()
+        self.total = self.total_bytes = self.largest = 0
+        self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+
+    def take(self, memory: int) -> Received:
+        """What was received since the last call, in about `memory` bytes; the rest stays for the next call."""
+        return self._take(self.rows.count, memory)
+
+    def take_run(self, memory: int) -> Received:
+        """Like `take`, but no more than what lies in one piece of memory, which makes its columns cheaper."""
+        parts = self.rows.parts
+        return self._take(sum(map(len, parts[0].rows)) if parts else 0, memory)
+
+    def _take(self, count: int, memory: int) -> Received:
+        if self.rows.memory > memory and count > 1:
+            count = max(1, min(count, len(self.rows) * memory // self.rows.memory))
+        if count == len(self.rows):
+            taken, self.rows = self.rows, Received()
+        else:
+            taken, self.rows = self.rows.split(count)
+        return taken
+
+    def add(self, memory: Any, rows: Any, sids: Any) -> None:
+        """Append messages of the subscriptions `sids`, small integers, one a message; see `Received.add`."""
+        sizes = rows[:, -1] - rows[:, HEADERS]
+        size = int(sizes.sum())
+        self.rows.add(memory, rows, size)
+        self.total_bytes += size
+        sizes += rows[:, SUBJECT + 1] - rows[:, SUBJECT] + rows[:, REPLY + 1] - rows[:, REPLY]
+        self.largest = max(self.largest, int(sizes.max(initial=0)))
+        messages, bytes_ = np.bincount(sids), np.bincount(sids, sizes)
+        for sid in np.flatnonzero(messages).tolist():
+            self._count(sid, int(messages[sid]), int(bytes_[sid]))
+        self.on_data()
+
+    def accept(self, sid: int, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
+        """Take one message, or one status, from the stock parser."""
+        if not reply and self.statuses:
+            self.on_status(subject, headers or b"")
+            return
+        self.rows.append(self._memory, subject, reply, headers or b"", payload)
+        size = len(headers or b"") + len(payload)
+        self.total_bytes += size
+        size += len(subject) + len(reply)
+        self.largest = max(self.largest, size)
+        self._count(sid, 1, size)
+        self.on_data()
+
+    def _count(self, sid: int, messages: int, size: int) -> None:
+        self.total += messages
+        before = self.by_sid[sid]
+        self.by_sid[sid] = before[0] + messages, before[1] + size

@@ -1,0 +1,1 @@
+"""Metrics, probes and the status of a capture."""

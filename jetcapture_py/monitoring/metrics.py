@@ -1,0 +1,148 @@
+"""The metrics of a capture, for Prometheus; the one module that knows its client library.
+
+Nothing is measured twice: each scrape reads the counters and the state that the pipeline keeps anyway. No metric has
+a label for a key, a subject or an object, of which there can be any number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jetcapture_py.capture.stats import Histogram
+from jetcapture_py.monitoring.health import health
+
+if TYPE_CHECKING:
+    from jetcapture_py.capture.pipeline import Capture
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
+
+
+class Metrics(Collector):
+    """The metrics of one capture. Collect them in its event loop."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Everything for people: what it is, its labels, its value."""
+        for metric in self.collect():
+            for sample in metric.samples:
+                if metric.type != "histogram" or not sample.name.endswith("_bucket"):
+                    labels = ", ".join(f"{name} {value}" for name, value in sample.labels.items())
+                    number = sample.value
+                    part = sample.name.removeprefix(metric.name).strip("_") if metric.type == "histogram" else ""
+                    text = f"{metric.documentation} ({part})" if part else metric.documentation
+                    yield text, labels, f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything that is known now."""
+        source = self._capture.config.source
+        about = {"version": version("jetcapture"), "stream": source.stream, "consumer": source.consumer}
+        info = GaugeMetricFamily("jetcapture_info", "What this process is; always 1", labels=list(about))
+        info.add_metric(list(about.values()), 1)
+        yield info
+        yield from self._counters()
+        yield from self._storing()
+        yield from self._now()
+        if self._capture.opened:
+            yield from self._consumer()
+
+    def _counters(self) -> Iterator[Metric]:
+        stats, source = self._capture.stats, self._capture.source
+        yield _counter("messages_fetched", "Messages received from the server", source.fetched)
+        yield _counter("messages_redelivered", "Messages received that were no first delivery", stats.redelivered)
+        yield _counter("messages_stored", "Messages stored, the quarantine's among them", stats.stored_messages)
+        yield _counter("messages_acked", "Messages acknowledged after they were stored", stats.acked)
+        yield _counter("messages_quarantined", "Messages that went to the quarantine", stats.quarantined)
+        yield _counter("stray_frames", "Frames received that were no messages of the consumer", stats.strays)
+        sealed = {reason: stats.sealed_by[reason] for reason in (*SEALED_BY, *stats.sealed_by)}
+        yield _counters("blocks_sealed", "Blocks closed, by what closed them", "reason", sealed)
+        yield _counter("stored_objects", "Objects stored", stats.stored_blocks)
+        yield _counter("stored_rows", "Rows stored", stats.stored_rows)
+        yield _counter("stored_bytes", "Bytes of the objects stored", stats.stored_bytes)
+        yield _counter("acks_unconfirmed", "Times that acks were sent again, unconfirmed", stats.unconfirmed_acks)
+        lost = "Messages on their way here when the connection was lost; the server delivers them again"
+        yield _counter("messages_lost_in_flight", lost, source.lost)
+        yield _counter("reconnects", "Times that the connection to NATS came back", source.reconnects)
+
+    def _storing(self) -> Iterator[Metric]:
+        storing = self._capture.stats.storing
+        errors = {kind: storing.errors[kind] for kind in ("temporary", "permanent")}
+        yield _counters("store_errors", "Objects that an attempt did not store", "kind", errors)
+        yield _counter("store_retries", "Objects that were tried to be stored again", storing.retries)
+        name, bounds = "jetcapture_store_seconds", [str(bound) for bound in (*Histogram.BOUNDS, math.inf)]
+        bounds[-1] = "+Inf"
+        buckets = list(zip(bounds, storing.seconds.cumulative(), strict=True))
+        family = HistogramMetricFamily(name, "Seconds that storing an object took")
+        family.add_metric([], buckets, storing.seconds.total)
+        yield family
+        if storing.last_success is not None:
+            yield _gauge(
+                "last_store_timestamp_seconds", "When an object was stored last, since the epoch", storing.last_success
+            )
+
+    def _now(self) -> Iterator[Metric]:
+        capture, blocks = self._capture, self._capture.blocks
+        state = health(capture)
+        yield _gauge("ready", "1 when connected, consuming, decoding and storing", state.ready)
+        yield _gauge("connected", "1 when connected to NATS", state.connected)
+        yield _gauge("consuming", "1 when the server serves the pulls", state.consuming)
+        yield _gauge("storing", "1 unless the store fails or hangs", state.storing)
+        yield _gauge("open_blocks", "Blocks that are still filled", blocks.open)
+        yield _gauge("open_block_rows", "Rows in them", blocks.rows)
+        yield _gauge("open_block_bytes", "Bytes in them", blocks.bytes)
+        age = blocks.oldest_age(asyncio.get_running_loop().time())
+        yield _gauge("oldest_open_block_seconds", "Age of the oldest of them, 0 without any", age)
+        seconds = capture.decoding_for()
+        yield _gauge("decoding_seconds", "Age of the batch in the decoder and key function, 0 without one", seconds)
+        yield _gauge("blocks_waiting", "Sealed blocks that wait for a turn to be stored", capture.sealed.qsize())
+        held = capture.memory + capture.source.waiting_bytes
+        yield _gauge("buffered_bytes", "Bytes held of messages that are not stored yet", held)
+        yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
+        yield _gauge("in_flight_bytes", "Bytes that open pulls may still bring", capture.source.in_flight)
+        limit = "The most that this may be, but for a single larger message; less for a while after a loss"
+        yield _gauge("in_flight_bytes_limit", limit, capture.source.in_flight_limit)
+        yield _gauge("unacked_messages", "Messages that this process holds", capture.unacked)
+
+    def _consumer(self) -> Iterator[Metric]:
+        capture, state = self._capture, self._capture.source.state
+        yield _gauge("consumer_pending_messages", "Messages that were not delivered yet, to anyone", state.pending)
+        yield _gauge("consumer_unacked_messages", "Messages delivered and not acknowledged, by anyone", state.unacked)
+        yield _gauge("consumer_max_ack_pending", "The most of these that the server allows", state.max_ack_pending)
+        yield _gauge("consumer_ack_floor", "Everything up to this sequence is acknowledged", state.ack_floor)
+        lag = capture.observer.lag(state).total_seconds()
+        yield _gauge("lag_seconds", "Age of the oldest message that is not stored; take the replicas' largest", lag)
+        if capture.watermark is not None:
+            time = capture.watermark.time.timestamp()
+            yield _gauge("watermark_timestamp_seconds", "Everything in the stream before it is stored", time)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"jetcapture_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"jetcapture_{name}", text, labels=[label])
+    for each, value in values.items():
+        family.add_metric([each], value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"jetcapture_{name}", text, value=value)

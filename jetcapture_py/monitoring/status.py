@@ -1,0 +1,178 @@
+"""How a capture stands, asked from outside: the consumer on the server, and the watermark in the archive.
+
+No replica is asked, so it is right for all of them together, and also when none runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from jetcapture_py.archive import watermark
+from jetcapture_py.archive.layout import parse_path
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import escaped
+from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
+from jetcapture_py.jetstream.connection import Api, UnavailableError, connect
+from jetcapture_py.store import NoteStore, open_store
+
+PATIENCE = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How it stands at `time`, the server's. Sequences are the stream's, times UTC, `lag` seconds.
+
+    `lag` is the age of the oldest message that is not stored, None where the server may not be asked for it.
+    `watermark` and what was stored last come from the archive; `problems` says in one line each what could not be read.
+    """
+
+    stream: str
+    consumer: str
+    time: datetime
+    lag: float | None
+    pending: int
+    unacked: int
+    max_ack_pending: int
+    redelivered: int
+    delivered: int
+    ack_floor: int
+    waiting_pulls: int
+    watermark_seq: int | None
+    watermark_time: datetime | None
+    last_object: str | None
+    last_stored: datetime | None
+    problems: tuple[str, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """Everything as JSON knows it."""
+        return {
+            name: value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
+            for name, value in asdict(self).items()
+        }
+
+    def lines(self) -> Iterator[tuple[str, str, str]]:
+        """Everything for people: a name, a value, and what it means."""
+        lag = "unknown" if self.lag is None else _span(self.lag)
+        yield "lag", lag, "age of the oldest message that is not stored"
+        yield "pending", f"{self.pending:,}", "not delivered yet"
+        yield "unacked", f"{self.unacked:,} of {self.max_ack_pending:,}", "delivered and not stored yet"
+        yield "redelivered", f"{self.redelivered:,}", "of the unacked, delivered more than once"
+        yield "delivered", f"{self.delivered:,}", "last sequence delivered"
+        yield "ack floor", f"{self.ack_floor:,}", "everything up to this sequence is stored"
+        yield "pulls", f"{self.waiting_pulls:,}", "open at the server; none: no replica is pulling"
+        if self.watermark_time is None:
+            yield "watermark", "none", ""
+        else:
+            age = _span((self.time - self.watermark_time).total_seconds())
+            yield "watermark", f"{self.watermark_time:%Y-%m-%d %H:%M:%S}", f"{age} ago, sequence {self.watermark_seq:,}"
+        if self.last_object is not None and self.last_stored is not None:
+            name = parse_path(self.last_object)
+            rows = "" if name is None else f"{name.rows:,} rows, "
+            age = _span((datetime.now(UTC) - self.last_stored).total_seconds())
+            yield (
+                "last stored",
+                f"{self.last_stored:%Y-%m-%d %H:%M:%S}",
+                f"{age} ago, {rows}{escaped(self.last_object)}",
+            )
+        for problem in self.problems:
+            yield "problem", problem, ""
+
+
+class Observed:
+    """A connection that may be asked again and again; SourceError when it cannot be made, or the consumer is gone."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._store = open_store(config.store.url, config.store.options)
+
+    async def __aenter__(self) -> Self:
+        async def ignore(*_: object) -> None:
+            """What happens to the connection shows in the next answer."""
+
+        name = f"jetcapture status {self._config.source.stream}"
+        self._client = await connect(
+            self._config.nats,
+            name,
+            on_disconnected=ignore,
+            on_reconnected=ignore,
+            on_closed=ignore,
+            on_error=ignore,
+            patience=PATIENCE,
+        )
+        self._api = Api(self._client, self._config.nats.domain)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def status(self) -> Status:
+        """How it stands now."""
+        source, problems = self._config.source, []
+        try:
+            state = await get_consumer(self._api, source.stream, source.consumer)
+        except UnavailableError as error:
+            raise SourceError(str(error)) from error
+        try:
+            lag = await self._lag(state)
+        except UnavailableError as error:
+            lag = None
+            problems.append(f"lag: {error}")
+        mark = None
+        try:
+            mark = await asyncio.to_thread(self._watermark)
+        except JetcaptureError as error:
+            problems.append(f"watermark: {error}")
+        if mark is not None and mark.time > state.asked + watermark.MARGIN:
+            problems.append(
+                "watermark: its time is in the future: a server's clock was wrong; a running capture corrects it"
+            )
+        path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
+        return Status(
+            stream=source.stream,
+            consumer=source.consumer,
+            time=state.asked.astimezone(UTC),
+            lag=lag,
+            pending=state.pending,
+            unacked=state.unacked,
+            max_ack_pending=state.max_ack_pending,
+            redelivered=state.redelivered,
+            delivered=state.delivered,
+            ack_floor=state.ack_floor,
+            waiting_pulls=state.waiting_pulls,
+            watermark_seq=None if mark is None else mark.seq,
+            watermark_time=None if mark is None else mark.time,
+            last_object=path,
+            last_stored=stored,
+            problems=tuple(problems),
+        )
+
+    async def _lag(self, state: ConsumerState) -> float:
+        if state.pending == 0 and state.unacked == 0:
+            return 0.0
+        filters = filters_of(state.config)
+        oldest = await first_time(self._api, self._config.source.stream, state.ack_floor + 1, filters)
+        return 0.0 if oldest is None else max(0.0, (state.asked - oldest).total_seconds())
+
+    def _watermark(self) -> Watermark | None:
+        if not isinstance(self._store, NoteStore) or "{key}" in self._config.store.url:
+            return None
+        data = self._store.read_note(watermark.path(self._config.source.stream))
+        return None if data is None else watermark.decode(data, self._config.source.stream)
+
+
+def _span(seconds: float) -> str:
+    """A span of time in its two largest units."""
+    if seconds < 60:
+        return f"{max(seconds, 0):.1f} s"
+    rest, parts = int(seconds), []
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if rest >= size:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+    return " ".join(parts[:2])

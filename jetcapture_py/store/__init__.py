@@ -1,0 +1,220 @@
+"""Where objects are kept. An object appears whole or not at all, and is durable once `put` has returned.
+
+Everything else is left to the caller: retries, parallelism, and holding the data meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
+from jetcapture_py.store.remote import PROBE, Change, open_remote, root_of
+from jetcapture_py.store.root import ArchiveRoot
+
+_LOCAL_PERMANENT = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EEXIST,  # a file where a directory should be
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+}
+_MOST_KNOWN = 100_000
+_ABANDONED = 3600.0
+"""Age in seconds at which a temporary file of a local store is taken for a dead process's."""
+
+
+class Store(Protocol):
+    """Keeps objects.
+
+    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises
+    `StoreError`, no part of it is visible. Putting an object again is not an error. It is called from several threads.
+    """
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        """Store `data` as `name` and return where it lies. Raises `StoreError`, `PermanentStoreError`."""
+        ...
+
+    def probe(self) -> None:
+        """Show that objects can be stored, by storing and removing a small one. Raises as `put` does."""
+        ...
+
+
+@runtime_checkable
+class NoteStore(Protocol):
+    """What a store may do besides: keep small files that are written again and again, as the watermark is.
+
+    `read_note` gives None where there is no such file. Both raise `StoreError`.
+    """
+
+    def read_note(self, path: str) -> bytes | None:
+        """The file at `path`, relative to the archive's root."""
+        ...
+
+    def write_note(self, path: str, data: bytes) -> None:
+        """Replace the file at `path`, at once and whole."""
+        ...
+
+
+@runtime_checkable
+class ObjectReader(Protocol):
+    """A store that can also read the end of an object, where its footer is. Raises `StoreError`."""
+
+    def read_end(self, path: str, size: int) -> bytes:
+        """Read the last `size` bytes, or all, of the object at `path`, relative to the archive's root."""
+        ...
+
+
+@runtime_checkable
+class SharedNoteStore(NoteStore, Protocol):
+    """Obligation: what another process writes while a note is changed is not lost; the change is made to it again."""
+
+    def change_note(self, path: str, change: Change) -> None:
+        """Replace the file at `path` by what `change` returns for its content (None: there is none), unless that is
+        None. `change` may be called several times, the last one counts. Raises `StoreError`."""
+        ...
+
+
+def change_note(store: NoteStore, path: str, change: Change) -> None:
+    """Change a note as `SharedNoteStore` says, or, in a store without that, without regard to other writers."""
+    if isinstance(store, SharedNoteStore):
+        store.change_note(path, change)
+    elif (data := change(store.read_note(path))) is not None:
+        store.write_note(path, data)
+
+
+def open_store(url: str, options: Mapping[str, Any]) -> Store:
+    """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return LocalStore(rest if separator else url)
+    return open_remote(scheme, rest, options)
+
+
+class LocalStore:
+    """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced.
+
+    A directory that is not the one of the first use any more, as after an unmount, is a `StoreError` (see
+    `archive_root`). With `{key}` in `root` that is the directory above the first part with `{key}` in it.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        head, divided, _ = root.partition("{key}")
+        self._base = head.rpartition("/")[0] if divided else root_of(root, None)
+        default = "/" if root.startswith("/") else "."
+        self._archive = ArchiveRoot(self._base or default, unmarked=bool(divided))
+        self._known: set[str] = set()
+
+    @property
+    def new(self) -> bool:
+        """Whether this process has found an empty directory and made it an archive."""
+        return self._archive.new
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        """Store `data` durably under its name."""
+        path = f"{root_of(self.root, name.key)}/{name.path}"
+        self._publish(path, data)
+        return path
+
+    def probe(self) -> None:
+        """Store and remove a small object; with a root for every key there is no one place to try."""
+        if "{key}" in self.root:
+            with _explained(self._archive.path), self._archive.opened():
+                return
+        path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
+        self._publish(path, pa.py_buffer(b"jetcapture"))
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+
+    def read_note(self, path: str) -> bytes | None:
+        """A small file's content; None when it does not exist."""
+        try:
+            if self._archive.known:
+                with self._archive.opened():
+                    pass
+            return Path(f"{root_of(self.root, None)}/{path}").read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def write_note(self, path: str, data: bytes) -> None:
+        """Replace a small file."""
+        self._publish(f"{root_of(self.root, None)}/{path}", pa.py_buffer(data))
+
+    def read_end(self, path: str, size: int) -> bytes:
+        """Read the last bytes of an object."""
+        try:
+            with Path(f"{root_of(self.root, None)}/{path}").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+                return file.read()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+
+    def change_note(self, path: str, change: Change) -> None:
+        """Replace a small file by what `change` returns for its content; one process at a time."""
+        with _explained(self._archive.path), self._archive.locked():
+            if (data := change(self.read_note(path))) is not None:
+                self.write_note(path, data)
+
+    def _publish(self, path: str, data: pa.Buffer) -> None:
+        directory, _, name = path.rpartition("/")
+        below = directory[len(self._base) + 1 :] if self._base or path.startswith("/") else directory
+        hidden, visible = f"{below}/.{name}.{uuid.uuid4().hex}.tmp", f"{below}/{name}"
+        with _explained(directory), self._archive.opened() as root:
+            try:
+                self._prepare(below, root)
+                write_durably(hidden, data, root)
+                os.replace(hidden, visible, src_dir_fd=root, dst_dir_fd=root)
+                sync_directory(below, root)
+            except BaseException:
+                self._known.discard(below)
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden, dir_fd=root)
+                raise
+
+    def _prepare(self, directory: str, root: int) -> None:
+        """Have the directory, and sweep it, once."""
+        if directory not in self._known:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            if not make_directory(directory, root):
+                _sweep(directory, root)
+            self._known.add(directory)
+
+
+@contextlib.contextmanager
+def _explained(directory: str) -> Iterator[None]:
+    """Raise `StoreError` or `PermanentStoreError` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
+        raise kind(f"cannot write {directory}: {error.strerror or error}") from error
+
+
+def _sweep(directory: str, root: int) -> None:
+    """Remove what a killed process left unfinished in `directory`."""
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        for name in os.listdir(handle):  # noqa: PTH208  a descriptor, not a path
+            if name.startswith(".") and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if time.time() - os.stat(name, dir_fd=handle).st_mtime > _ABANDONED:
+                        os.unlink(name, dir_fd=handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,196 @@
+"""Reads the objects of an archive through fsspec: lists them, and gives any part of one.
+
+Where `store.url` has `{key}` in it, every key has a root of its own: those that are there are found by listing.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from jetcapture_py.archive import layout
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store.remote import FsspecStore, open_remote, root_of
+from jetcapture_py.text import one_line
+
+_KEY = "{key}"
+_REMOTE_THREADS, _LOCAL_THREADS = 16, 1
+
+
+class GoneError(StoreError):
+    """An object that was listed is not there any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file of the archive. `path` is relative to its root or, with `{key}`, to what all roots have in common.
+
+    `place` is what fsspec calls it, `size` its bytes, `name` what its path says, None where that is not of ours.
+    """
+
+    path: str
+    place: str = field(repr=False)
+    size: int
+    name: layout.ObjectName | None
+
+
+class Shelf:
+    """The archive at `url`; `options` go to fsspec, as those of the store. May be used from several threads."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError when a package for it is missing, or the options are not its own."""
+        scheme, separator, rest = url.partition("://")
+        self._store: FsspecStore | None = None
+        if not separator or scheme in ("file", "local"):
+            self._fs, path = LocalFileSystem(), rest if separator else url
+        else:
+            self._store = open_remote(scheme, rest, options)
+            self._fs, path = self._store.fs, url
+        self._template = str(self._fs._strip_protocol(path)).rstrip("/")
+        head, _, _ = self._template.partition(_KEY)
+        self._base = head.rpartition("/")[0] if _KEY in self._template else self._template
+        own = self._fs._find if isinstance(self._fs, AsyncFileSystem) else self._fs.find
+        self._flat = own.__func__ not in (
+            AsyncFileSystem._find,
+            AbstractFileSystem.find,
+        )  # it lists without directories
+        self.threads = _LOCAL_THREADS if self._store is None else _REMOTE_THREADS
+
+    @property
+    def divided(self) -> bool:
+        """Whether every key has a root of its own."""
+        return _KEY in self._template
+
+    def _do(self, work: Callable[[Any], Any]) -> Any:
+        """What `work` gives for the file system; with new credentials, where the store has learned of some."""
+        return work(self._fs) if self._store is None else self._store.attempt(work)
+
+    def files(self, stream: str) -> Iterator[File]:
+        """Every file of the stream and of its quarantine, in no order. Raises StoreError."""
+        self._do(_fresh)
+        places = [
+            (root, f"{root}/{part}") for root in self._roots() for part in (stream, f"{layout.QUARANTINE}/{stream}")
+        ]
+        with ThreadPoolExecutor(self.threads, "list") as threads:
+            for (root, _), found in zip(
+                places, threads.map(lambda place: list(self._find(place[1])), places), strict=True
+            ):
+                yield from (self._file(root, path, size) for path, size in found)
+
+    def _file(self, root: str, path: str, size: int) -> File:
+        name = layout.parse_path(path[len(root) + 1 :])
+        if name is not None and root_of(self._template, name.key) != root:
+            name = None  # an object of one key in the root of another
+        return File(path=path[len(self._base) + 1 :], place=path, size=size, name=name)
+
+    def _find(self, directory: str) -> Iterator[tuple[str, int]]:
+        """The files below a directory and their sizes. Not with fsspec's own way down: it hides what it cannot list."""
+        if self._flat:
+            found = self._listed("find", directory)
+            yield from ((path, info["size"] or 0) for path, info in found.items() if info.get("type") != "directory")
+            return
+        directories = [directory]
+        while directories:
+            for entry in self._listed("ls", directories.pop()):
+                if entry["type"] == "directory":
+                    directories.append(str(entry["name"]).rstrip("/"))
+                else:
+                    yield str(entry["name"]), entry["size"] or 0
+
+    def _listed(self, how: str, directory: str) -> Any:
+        try:
+            return self._do(lambda fs: getattr(fs, how)(directory, detail=True))
+        except FileNotFoundError:
+            return {}
+        except Exception as error:  # each fsspec backend has errors of its own
+            raise StoreError(f"cannot list {directory or '/'}: {one_line(error)}") from error
+
+    def _roots(self) -> list[str]:
+        """The roots that are there."""
+        roots = [self._base]
+        for part in self._template[len(self._base) + 1 :].split("/") if self.divided else ():
+            if _KEY not in part:
+                roots = [f"{root}/{part}" for root in roots]
+                continue
+            pattern = re.compile(re.escape(part).replace(re.escape(_KEY), ".+"))
+            roots = [each for root in roots for each in self._below(root) if pattern.fullmatch(each.rpartition("/")[2])]
+        return roots
+
+    def _below(self, root: str) -> list[str]:
+        entries = self._listed("ls", root)
+        return [str(entry["name"]).rstrip("/") for entry in entries if entry.get("type") == "directory"]
+
+    def read(self, file: File, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes of a file from `start` up to, and without, `end`. Raises GoneError, StoreError."""
+        try:
+            last = file.size if end is None else end
+            return bytes(self._do(lambda fs: fs.cat_file(file.place, start=start, end=last)))
+        except FileNotFoundError as error:
+            raise GoneError(f"{file.path} is gone") from error
+        except Exception as error:
+            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
+
+    def again(self, file: File) -> File:
+        """The same file as it is now: it may have been stored once more since. Raises GoneError, StoreError."""
+        try:
+            return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
+        except FileNotFoundError as error:
+            raise GoneError(f"{file.path} is gone") from error
+        except Exception as error:
+            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
+
+    def open(self, file: File) -> pa.PythonFile:
+        """The file for Arrow, which reads no more of it than it needs."""
+        return pa.PythonFile(_Parts(self, file), mode="r")
+
+    def note(self, path: str) -> bytes | None:
+        """The small file at `path`, relative to the root; None where there is none. Raises StoreError."""
+        try:
+            return bytes(self._do(lambda fs: fs.cat_file(f"{self._template}/{path}")))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise StoreError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def _fresh(fs: Any) -> Any:
+    """The file system, without what it remembers of listings."""
+    fs.invalidate_cache()
+    return fs
+
+
+class _Parts(io.RawIOBase):
+    """A file of which each read is one request, and nothing is read ahead."""
+
+    def __init__(self, shelf: Shelf, file: File) -> None:
+        self._shelf, self._file = shelf, file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._file.size if size < 0 else min(self._position + size, self._file.size)
+        data = self._shelf.read(self._file, self._position, end) if end > self._position else b""
+        self._position += len(data)
+        return data

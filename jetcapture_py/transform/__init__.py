@@ -1,0 +1,1 @@
+"""Turn received messages into routed rows."""

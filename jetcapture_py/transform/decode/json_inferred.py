@@ -1,0 +1,330 @@
+"""JSON without declared columns: the columns are learned from the messages, and survive drift.
+
+What a decoder has learned only ever widens, for as long as it lives: int64 to double, and to a string column that
+holds the JSON text of every value that is not itself a string when nothing else fits. Nothing is dropped. What would
+make the columns grow without bound is stored as JSON text where it is nested, and else refused, message by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.column_types import MAX_DEPTH
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode.json_common import Values, assemble, decode_each, failure, payloads_of, show
+from jetcapture_py.transform.decode.nested import flatten, offsets_of, struct_array
+
+MAX_FIELDS = 1000
+"""Most columns, and most fields of one nested object: a larger one is stored as JSON text."""
+MAX_NESTED = 10_000
+"""Most fields and levels of lists in all columns together: values that would need more are stored as JSON text."""
+MAX_NAME = 1000
+"""Most bytes of a field's name. Hive's catalogs allow 767, Glue's 255; a longer one is a value in the wrong place."""
+MAX_NAMES = 256 << 10
+"""Most bytes of all names together: a Parquet footer has each name at least twice."""
+MAX_CELLS = 1 << 22
+"""Values, nulls included, that the columns of a batch may have: eight bytes each, and as much while they are built.
+A batch whose payloads have more bytes than that may have as many values."""
+ARRAY_CELLS = 128
+"""Values that a column, however short, costs as much as."""
+
+_KINDS: dict[type, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "double",
+    str: "string",
+    list: "list",
+    dict: "struct",
+}
+_SCALARS = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
+
+
+class InferringJsonDecoder:
+    """Decodes whatever fields there are.
+
+    A batch has the columns that have a value in it, of the types that the process has learned so far.
+    """
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+        self._room = Room()
+        self._root = Fields(self._room, layout.field_name)
+        self._columns = pa.schema([])
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`; BatchTooWideError when its columns would be too large."""
+        payloads, failures = payloads_of(batch)
+        found = decode_each(self._decode, payloads, failures)
+        decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
+        self._refuse_excess(decoded, failures)
+        self._room.cells = max(MAX_CELLS, batch.column(layout.PAYLOAD).nbytes)
+        try:
+            values = self._root.learn(list(decoded.values()), 1, len(decoded))
+        except BatchTooWideError:
+            if len(decoded) > 1:
+                raise
+            failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in decoded}
+            return assemble([], [], failures)
+        columns = [
+            Values(name=name, type=of, values=values[key], build=shape.build)
+            for key, name, shape, of in self._root.stored()
+        ]
+        return replace(assemble(columns, list(decoded), failures), columns=self._known())
+
+    def _known(self) -> pa.Schema:
+        """All columns known so far."""
+        if self._room.changed:
+            self._columns = pa.schema(self._root.types(known=True))
+            self._room.changed = False
+        return self._columns
+
+    def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
+        """Move documents for whose new fields there is no room from `decoded` to `failures`."""
+        names = set(self._root.shapes)
+        room = self._room.names
+        if _excess(set().union(*decoded.values()) - names, len(names), room) is None:
+            return
+        for index, document in list(decoded.items()):
+            new = document.keys() - names
+            problem = _excess(new, len(names), room)
+            if problem is None:
+                names |= new
+                room -= _size(new)
+                continue
+            del decoded[index]
+            failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
+
+
+_TOO_WIDE = f"more than {MAX_CELLS} values, with those that its lists and objects lack; declare decode.columns"
+
+
+def _size(names: Iterable[str]) -> int:
+    return sum(len(name.encode()) for name in names)
+
+
+def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
+    """Why an object with `known` fields may not have the `new` ones, too; their names may have `room` bytes."""
+    if not new:
+        return None
+    size, longest = max((len(name.encode()), name) for name in new)
+    if size > MAX_NAME:
+        return f"the field name {show(longest)} has {size} bytes, more than {MAX_NAME}"
+    if known + len(new) > MAX_FIELDS:
+        return f"more than {MAX_FIELDS} different columns: no room for {show(min(new))}"
+    if _size(new) > room:
+        return f"more than {MAX_NAMES} bytes of field names: no room for {show(min(new))}"
+    return None
+
+
+@dataclass(slots=True)
+class Room:
+    """What messages may still bring, so that none can make the schema grow without end.
+
+    `fields` and `names` are left for nested objects and bytes of names, `cells` for the values of one batch;
+    `changed` says whether the known columns have.
+    """
+
+    fields: int = MAX_NESTED
+    names: int = MAX_NAMES
+    cells: int = MAX_CELLS
+    changed: bool = False
+
+    def spend(self, columns: int, rows: int) -> None:
+        """Take what `columns` of `rows` rows need; BatchTooWideError when it is not there."""
+        self.cells -= columns * (rows + ARRAY_CELLS)
+        if self.cells < 0:
+            raise BatchTooWideError
+
+
+class Fields:
+    """The fields of an object seen so far, by their names in JSON.
+
+    Columns whose names differ in case only are one column to Spark: the first one seen (of one batch, the one that
+    sorts first) keeps its name, and later ones get `_` appended until the name is free.
+    """
+
+    def __init__(self, room: Room, rename: Callable[[str], str] = lambda name: name or "_") -> None:
+        self._room = room
+        self.shapes: dict[str, Shape] = {}
+        self._names: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._rename = rename
+        self._seen: Collection[str] = ()
+
+    def learn(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
+        """Widen to what `objects`, `depth` levels down in columns of `rows` rows, hold; their values by field."""
+        seen = dict.fromkeys(chain.from_iterable(objects))
+        self._room.spend(len(seen), rows)
+        for key in sorted(seen.keys() - self.shapes.keys()):
+            name = self._rename(key)
+            while name.lower() in self._taken:
+                name += "_"
+            self._taken.add(name.lower())
+            self._names[key] = name
+            self.shapes[key] = Shape(self._room)
+            self._room.names -= len(name.encode())
+            self._room.fields -= depth > 1
+        values = _by_field(objects, seen)
+        for key, found in values.items():
+            self.shapes[key].learn(found, depth, rows)
+        self._seen = seen
+        return values
+
+    def stored(self) -> list[tuple[str, str, Shape, pa.DataType]]:
+        """Name in JSON, name of the column, shape and type of each field with a value in this batch."""
+        keys = self.shapes if len(self._seen) == len(self.shapes) else (k for k in self.shapes if k in self._seen)
+        found = ((key, self._names[key], shape, shape.type()) for key in keys if (shape := self.shapes[key]).present)
+        return [(key, name, shape, of) for key, name, shape, of in found if of is not None]
+
+    def nested(self) -> list[tuple[str, str, Shape, pa.DataType]]:
+        """The same, but the first known field where none has a value: a struct has at least one."""
+        if found := self.stored():
+            return found
+        known = ((key, self._names[key], shape, shape.type()) for key, shape in self.shapes.items())
+        return next(([(key, name, shape, of)] for key, name, shape, of in known if of is not None), [])
+
+    def types(self, *, known: bool) -> list[tuple[str, pa.DataType]]:
+        """Name and type of each field that is more than null, `known` so far or with a value in this batch."""
+        if not known:
+            return [(name, of) for _, name, _, of in self.nested()]
+        found = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
+        return [(name, of) for name, of in found if of is not None]
+
+    def give_back(self) -> None:
+        """Let others have the room that these fields take."""
+        self._room.fields += len(self.shapes)
+        self._room.names += _size(self._names.values())
+        for shape in self.shapes.values():
+            shape.become("string")
+
+
+class Shape:
+    """What one field's values have been so far: null, bool, int64, double, string, list or struct.
+
+    `present` says whether the batch that was learned last has a value.
+    """
+
+    __slots__ = ("_room", "fields", "item", "kind", "present")
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.kind = "null"
+        self.present = False
+        self.item: Shape | None = None
+        self.fields: Fields | None = None
+
+    def learn(self, values: Sequence[Any], depth: int, rows: int) -> None:
+        """Widen to `values`, which are `depth` levels down in a column of `rows` rows."""
+        present = [value for value in values if value is not None]
+        self.present = bool(present)
+        kind = self.kind
+        for found in sorted(_kinds(present)):
+            kind = _wider(kind, found)
+        if kind in ("list", "struct") and depth >= MAX_DEPTH:
+            kind = "string"
+        if kind != self.kind:
+            self.become(kind)
+        if self.kind == "list":
+            self._learn_items(flatten(present), depth)
+        elif self.kind == "struct":
+            self._learn_fields(present, depth, rows)
+
+    def _learn_items(self, items: list[Any], depth: int) -> None:
+        if self.item is None:
+            if not self._room.fields:
+                self.become("string")
+                return
+            self._room.fields -= 1
+            self.item = Shape(self._room)
+        self._room.spend(1, len(items))
+        self.item.learn(items, depth + 1, len(items))
+
+    def _learn_fields(self, present: list[dict[str, Any]], depth: int, rows: int) -> None:
+        self.fields = self.fields or Fields(self._room)
+        new = set().union(*present) - self.fields.shapes.keys()
+        if len(new) > self._room.fields or _excess(new, len(self.fields.shapes), self._room.names):
+            self.become("string")
+        else:
+            self.fields.learn(present, depth + 1, rows)
+
+    def become(self, kind: str) -> None:
+        """Be of another kind from now on."""
+        self.kind = kind
+        self._room.changed = True
+        if kind == "string" and self.item is not None:
+            self._room.fields += 1
+            self.item.become("string")
+            self.item = None
+        if kind == "string" and self.fields is not None:
+            self.fields.give_back()
+            self.fields = None
+
+    def type(self, *, known: bool = False) -> pa.DataType | None:
+        """The column's type: with all fields `known` so far, or those with a value in the batch learned last.
+
+        None while there is nothing to store: nulls, empty objects, lists of such.
+        """
+        if self.kind == "list" and self.item is not None:
+            of = self.item.type(known=known)
+            return None if of is None else pa.list_(of)
+        if self.kind == "struct" and self.fields is not None:
+            inner = self.fields.types(known=known)
+            return pa.struct(inner) if inner else None
+        return _SCALARS.get(self.kind)
+
+    def build(self, values: list[Any]) -> pa.Array:
+        """The column of `values`, all of which were learned."""
+        of = self.type()
+        if self.kind == "list" and self.item is not None:
+            return pa.ListArray.from_arrays(offsets_of(values), self.item.build(flatten(values)), type=of)
+        if self.kind == "struct" and self.fields is not None:
+            children = [
+                shape.build([None if value is None else value.get(key) for value in values])
+                for key, _, shape, _ in self.fields.nested()
+            ]
+            return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
+        try:
+            return pa.array(values, of)
+        except (TypeError, ValueError):  # integers no double holds exactly, or what is to become JSON text
+            as_is, convert = (float, float) if self.kind == "double" else (str, json_text)
+            return pa.array([v if v is None or isinstance(v, as_is) else convert(v) for v in values], of)
+
+
+def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict[str, list[Any]]:
+    """The values of each field of `objects`, null where one lacks it."""
+    if len(objects) * len(names) <= 4 * sum(map(len, objects)):
+        return {name: [each.get(name) for each in objects] for name in names}
+    values: dict[str, list[Any]] = {name: [None] * len(objects) for name in names}
+    for row, each in enumerate(objects):  # many kinds of objects: look at what is there, not at all that is not
+        for name, value in each.items():
+            values[name][row] = value
+    return values
+
+
+def json_text(value: object) -> str:
+    """`value` as compact JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _kinds(values: Sequence[Any]) -> set[str]:
+    kinds = {_KINDS[kind] for kind in set(map(type, values))}
+    if "int64" in kinds:
+        whole = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
+        if min(whole) < -(2**63) or max(whole) >= 2**63:
+            kinds.add("double")
+    return kinds
+
+
+def _wider(known: str, kind: str) -> str:
+    """The narrowest kind that holds both."""
+    if known in ("null", kind):
+        return kind
+    return "double" if {known, kind} == {"int64", "double"} else "string"

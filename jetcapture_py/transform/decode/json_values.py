@@ -1,0 +1,252 @@
+"""How a declared type is read from JSON: what msgspec is told to accept, and how the values become a column.
+
+msgspec checks types and integer ranges while it decodes. What it does not know (scale of a decimal, zone of a
+timestamp) is checked here for a whole column at once; the caller then finds the messages to blame.
+"""
+
+from __future__ import annotations
+
+import decimal
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
+from jetcapture_py.transform.decode.json_common import Build, MisfitError, search, show
+from jetcapture_py.transform.decode.nested import flatten, offsets_of, struct_array
+
+Reader = Callable[[list[Any]], list[Any]]
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+"""Units of epoch timestamps, with the microseconds in one (a nanosecond is divided instead)."""
+
+_MAX_FLOAT32 = 3.4028234663852886e38
+_MAX_UINT64 = 2**64 - 1
+_NUMBER = re.compile(rb'"?(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?')
+_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
+_ZONE = r"(Z|[+-][0-9]{2}:[0-9]{2})"
+_DATE = rf"\A{_DAY}\z"
+_MICROSECONDS = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
+_LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
+_YEARS = "a timestamp between the years 1 and 9999"
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values."""
+
+    accepts: Any
+    build: Build
+
+
+def codec(declared: pa.DataType, unit: str | None = None) -> Codec:
+    """How a column of the type `declared` (of `types.parse_declared`) is read.
+
+    With `unit` (s, ms, us, ns; timestamps only) a timestamp is a number of such units since 1970, else RFC 3339 text.
+    """
+    if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
+        raise ValueError(f"unit: {show(unit)}: a timestamp, and nothing else, has a unit: s, ms, us or ns")
+    types = pa.types
+    if declared == JSON:
+        return Codec(msgspec.Raw, _json_texts)
+    if types.is_decimal(declared):
+        return Codec(msgspec.Raw, _decimals(declared))
+    if types.is_timestamp(declared):
+        if unit is None:
+            return Codec(str | None, _timestamps)
+        return Codec(int | float | None if unit in ("s", "ms") else int | None, _epochs(unit))
+    if types.is_date(declared):
+        return Codec(str | None, _dates)
+    if types.is_list(declared):
+        return _list(declared)
+    if types.is_map(declared):
+        return _map(declared)
+    if types.is_struct(declared):
+        return _struct(declared)
+    if declared == pa.uint64():  # msgspec knows no bound beyond int64
+        return Codec(Annotated[int, msgspec.Meta(ge=0)] | None, _uint64s)
+    return Codec(_plain(declared) | None, lambda values: pa.array(values, declared))
+
+
+def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
+    """A msgspec type for objects with `fields`: (name in JSON, msgspec type); attributes are f0, f1 and so on."""
+    try:
+        return msgspec.defstruct(
+            "Object",
+            [(f"f{i}", accepts, msgspec.field(name=name, default=None)) for i, (name, accepts) in enumerate(fields)],
+            gc=False,
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"a field's name in JSON holds no quotes, backslashes or control characters: {error}"
+        ) from None
+
+
+def reader(name: str) -> Reader:
+    """What reads the attribute `name` of each of a list's values; None of None.
+
+    Compiled for that name: CPython then reads the slot itself, at half the price of `map(attrgetter(name), values)`.
+    """
+    read: Reader = eval(f"lambda values: [None if value is None else value.{name} for value in values]")  # noqa: S307
+    return read
+
+
+def _plain(declared: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_boolean(declared):
+        return bool
+    if types.is_string(declared):
+        return str
+    if types.is_binary(declared):
+        return bytes
+    if types.is_float32(declared):
+        return Annotated[float, msgspec.Meta(ge=-_MAX_FLOAT32, le=_MAX_FLOAT32)]
+    if types.is_float64(declared):
+        return float
+    signed = types.is_signed_integer(declared)
+    top = 2 ** (declared.bit_width - signed)
+    return Annotated[int, msgspec.Meta(ge=-top if signed else 0, le=top - 1)]
+
+
+def _uint64s(values: list[int | None]) -> pa.Array:
+    bad = [row for row, value in enumerate(values) if value is not None and value > _MAX_UINT64]
+    if bad:
+        raise MisfitError(dict.fromkeys(bad, f"expected at most {_MAX_UINT64}"))
+    return pa.array(values, pa.uint64())
+
+
+def _texts(values: list[msgspec.Raw | None]) -> list[bytes | None]:
+    """JSON texts as they were sent; None for null, which a Raw does not tell apart."""
+    texts = [None if value is None else bytes(value) for value in values]
+    return [None if text == b"null" else text for text in texts]
+
+
+def _json_texts(values: list[msgspec.Raw | None]) -> pa.Array:
+    return pa.array(_texts(values), pa.string())
+
+
+def _decimals(declared: pa.Decimal128Type) -> Build:
+    context = decimal.Context(prec=declared.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    step = decimal.Decimal(1).scaleb(-declared.scale)
+
+    def exact(text: bytes) -> decimal.Decimal:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
+            raise ValueError(f"expected a number or a number in quotes, got {show(text)[1:]}")
+        try:
+            return context.quantize(decimal.Decimal(match[1].decode()), step)
+        except decimal.DecimalException:
+            shape = f"decimal({declared.precision}, {declared.scale})"
+            raise ValueError(f"{show(text)[1:]} does not fit {shape} without rounding") from None
+
+    return lambda values: pa.array([None if text is None else exact(text) for text in _texts(values)], declared)
+
+
+def _dates(values: list[str | None]) -> pa.Array:
+    texts = pa.array(values, pa.string())
+    _require(pc.match_substring_regex(texts, _DATE), values, "a date as YYYY-MM-DD")
+    days = _parsed(texts, pa.date32(), values, "a date")
+    _require(pc.greater_equal(days.cast(pa.int32()), _YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
+    return days
+
+
+def _timestamps(values: list[str | None]) -> pa.Array:
+    expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
+    texts = pc.ascii_upper(pa.array(values, pa.string()))
+    if not _all(pc.match_substring_regex(texts, _MICROSECONDS)):
+        texts = pc.replace_substring_regex(texts, _LONGER, r"\1\2")
+        _require(pc.match_substring_regex(texts, _MICROSECONDS), values, expected)
+    return _in_years(_parsed(texts, TIMESTAMP, values, expected), values)
+
+
+def _epochs(unit: str) -> Build:
+    scale = UNITS[unit]
+
+    def build(values: list[Any]) -> pa.Array:
+        try:
+            if unit == "ns":
+                numbers = [None if value is None else value // 1_000 for value in values]
+            else:
+                numbers = [None if value is None else round(value * scale) for value in values]
+            return _in_years(pa.array(numbers, pa.int64()).cast(TIMESTAMP), values)
+        except OverflowError:
+            raise ValueError(f"expected {_YEARS}") from None
+
+    return build
+
+
+def _parsed(texts: pa.Array, to: pa.DataType, values: list[str | None], expected: str) -> pa.Array:
+    try:
+        return texts.cast(to)
+    except pa.ArrowInvalid:
+        bad = search(lambda part: part.cast(to), texts)
+        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad}) from None
+
+
+def _in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
+    """`stamps`, if Spark and Python can hold them too."""
+    numbers = stamps.cast(pa.int64())
+    inside = pc.and_(pc.greater_equal(numbers, _YEAR_1), pc.less(numbers, _YEAR_10000))
+    _require(inside, values, _YEARS)
+    return stamps
+
+
+def _all(conditions: pa.Array) -> bool:
+    return pc.all(conditions).as_py() is not False
+
+
+def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
+    if not _all(conditions):
+        bad = np.flatnonzero(~conditions.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
+        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
+
+
+def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
+    """`build` of the `items` of lists or maps; who misfits is told by the position of its list or map in `values`."""
+    try:
+        return build(items)
+    except MisfitError as error:
+        owners = [row for row, value in enumerate(values) if value for _ in value]
+        raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
+
+
+def _list(declared: pa.ListType) -> Codec:
+    item = codec(declared.value_type)
+    of = stored(declared)
+
+    def build(values: list[list[Any] | None]) -> pa.Array:
+        return pa.ListArray.from_arrays(offsets_of(values), _build_items(item.build, values, flatten(values)), type=of)
+
+    return Codec(list[item.accepts] | None, build)  # type: ignore[name-defined]
+
+
+def _map(declared: pa.MapType) -> Codec:
+    item = codec(declared.item_type)
+    of = stored(declared)
+
+    def build(values: list[dict[str, Any] | None]) -> pa.Array:
+        keys = pa.array([key for value in values if value for key in value], pa.string())
+        items = _build_items(item.build, values, [found for value in values if value for found in value.values()])
+        return pa.MapArray.from_arrays(offsets_of(values), keys, items, type=of)
+
+    return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]
+
+
+def _struct(declared: pa.StructType) -> Codec:
+    codecs = [codec(field.type) for field in declared]
+    readers = [reader(f"f{i}") for i in range(len(codecs))]
+    of = stored(declared)
+    accepts = struct_type([(field.name, inner.accepts) for field, inner in zip(declared, codecs, strict=True)])
+
+    def build(values: list[Any]) -> pa.Array:
+        children = [inner.build(read(values)) for inner, read in zip(codecs, readers, strict=True)]
+        return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
+
+    return Codec(accepts | None, build)

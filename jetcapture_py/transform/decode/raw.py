@@ -1,0 +1,19 @@
+"""No decoding: the payload stays what it is, and the archive's envelope holds it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from jetcapture_py.transform.batch import Decoded, MessageBatch
+
+
+class RawDecoder:
+    """Refuses nothing and gives no fields.
+
+    Every `Decoded` without columns has `fields.num_columns == 0` (and 0 rows, as Arrow counts them); with `messages`
+    None it means every message of the batch, else those listed.
+    """
+
+    def decode(self, batch: MessageBatch) -> Decoded:  # noqa: ARG002  the protocol's signature
+        """All messages of `batch`, no fields."""
+        return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]))

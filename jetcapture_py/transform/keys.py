@@ -1,0 +1,239 @@
+"""Which block a message belongs to: its key, from a template, and its bucket, from its timestamp. Vectorised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py import plugins
+from jetcapture_py.archive import layout
+from jetcapture_py.text import is_text
+from jetcapture_py.transform.batch import MessageBatch
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.decode import FormatConfig
+
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_PART = re.compile(
+    r"(?P<subject>subject(?:\[(?P<token>\d{1,4})\])?)|header\.(?P<header>[!-9;-~]+)|(?P<field>[^\s{}\[\]]+)"
+)
+
+
+class KeyFunction(Protocol):
+    """Gives each message its key.
+
+    Obligations: a function of the message alone, always the same for the same message, because deduplication relies
+    on it; null or "" means no key. Columns that were inferred have types and names that depend on the messages
+    before, so a key must not be made of them: read the payload. Called from a worker thread with a batch and its
+    decoded fields, row by row alike; gives a string array of the same length. When it raises or gives anything else,
+    it is called again for each message alone, and those that it fails for go to the quarantine.
+    """
+
+    def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        """The key of every row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of a template: `kind` is text, subject, token, header or field; `value` what goes with it."""
+
+    kind: str
+    value: str | int = ""
+
+
+def parse_template(text: str) -> tuple[Part, ...]:
+    """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
+
+    Raises ValueError, one line, for a template that cannot be understood.
+    """
+    if not is_text(text):
+        raise ValueError(f"{text!a} is not valid text: a surrogate is in it, which is no character")
+    parts: list[Part] = []
+    position = 0
+    for match in _PLACEHOLDER.finditer(text):
+        parts += _text(text[position : match.start()], text)
+        position = match.end()
+        inner = _PART.fullmatch(match.group(1))
+        if inner is None:
+            raise ValueError(
+                f"cannot read {match.group()!r}; use {{subject}}, {{subject[N]}}, {{header.NAME}} or a decoded field"
+            )
+        if inner["token"] is not None:
+            parts.append(Part("token", int(inner["token"])))
+        elif inner["subject"] is not None:
+            parts.append(Part("subject"))
+        elif inner["header"] is not None:
+            parts.append(Part("header", inner["header"]))
+        else:
+            parts.append(Part("field", inner["field"]))
+    return (*parts, *_text(text[position:], text))
+
+
+def part_name(part: Part) -> str:
+    """What a template has between the braces for `part`; "" for text."""
+    if part.kind == "token":
+        return f"subject[{part.value}]"
+    return {"text": "", "subject": "subject", "header": f"header.{part.value}"}.get(part.kind, str(part.value))
+
+
+def _text(piece: str, template: str) -> list[Part]:
+    if "{" in piece or "}" in piece:
+        raise ValueError(f"unbalanced braces in {template!r}")
+    return [Part("text", piece)] if piece else []
+
+
+def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
+    """The key function of a template, or the one that `package.module:function` names; else ValueError.
+
+    `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
+    its fields from the message's own JSON text.
+    """
+    if not plugins.is_reference(text):
+        inferred = decode is not None and decode.format == "json" and not decode.columns
+        return TemplateKey(text, from_json=inferred)
+    found = plugins.load(text)
+    if not callable(found):
+        raise ValueError(f"{text} is not a function")
+    return cast("KeyFunction", found)
+
+
+class TemplateKey:
+    """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
+
+    Fields are decoded columns; with `from_json`, they are read from payloads that are JSON objects.
+    """
+
+    def __init__(self, template: str, *, from_json: bool = False) -> None:
+        self.parts = parse_template(template)
+        names = [str(part.value) for part in self.parts if part.kind == "field"]
+        self._texts: Callable[[MessageBatch], Mapping[str, pa.StringArray]] | None = None
+        if from_json and names:
+            from jetcapture_py.transform.decode.json_text import JsonTexts  # what reads no JSON starts without it
+
+            self._texts = JsonTexts(names)
+
+    def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        """The key of every row."""
+        texts = None if self._texts is None else self._texts(batch)
+        columns = [_column(part, batch, fields, texts) for part in self.parts]
+        if not columns:
+            return pa.nulls(len(batch), pa.string())
+        if all(isinstance(column, str) for column in columns):
+            return pa.array(["".join(columns)] * len(batch), pa.string())
+        if len(columns) == 1:
+            return columns[0]
+        return pc.binary_join_element_wise(*columns, "", null_handling="emit_null")
+
+
+def _column(
+    part: Part, batch: MessageBatch, fields: pa.RecordBatch, texts: Mapping[str, pa.StringArray] | None
+) -> pa.StringArray | str:
+    if part.kind == "text":
+        return str(part.value)
+    if part.kind == "subject":
+        return batch.column(layout.SUBJECT)
+    if part.kind == "token":
+        subjects = batch.column(layout.SUBJECT).dictionary_encode()  # most often, there are few different ones
+        return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
+    if part.kind == "header":
+        return _header(batch.column(layout.HEADERS), str(part.value))
+    return _field(fields, str(part.value), len(batch)) if texts is None else texts[str(part.value)]
+
+
+def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
+    tokens = pc.split_pattern(subjects, ".")
+    places = tokens.offsets.to_numpy()
+    index = places[:-1] + number
+    missing = index >= places[1:]
+    return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
+
+
+def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
+    """The first value of a header; names compare exactly, as NATS does."""
+    if headers.null_count == len(headers):
+        return pa.nulls(len(headers), pa.string())
+    return pc.list_element(_padded(pc.map_lookup(headers, name, "first")), 0)
+
+
+def _padded(lists: pa.ListArray) -> pa.ListArray:
+    """The lists, empty ones as null, so that their first element can be asked for."""
+    return pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, pa.scalar(None, lists.type))
+
+
+def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
+    """A decoded field by its column name, or by a path through structs, as text; null where it is not a scalar.
+
+    `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
+    """
+    column = None
+    for name in (path, layout.field_name(path)):
+        if name in fields.schema.names:
+            column = fields.column(name)
+            break
+    if column is None:
+        head, *rest = path.split(".")
+        name = layout.field_name(head)
+        column = fields.column(name) if rest and name in fields.schema.names else None
+        for step in rest:
+            if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
+                column = None
+                break
+            column = pc.struct_field(column, step)
+    if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
+        return pa.nulls(rows, pa.string())
+    return column.cast(pa.string())
+
+
+def buckets(timestamps: pa.Array, interval: int) -> Any:
+    """Start of each message's interval, in seconds since the epoch, as int64; `interval` in seconds."""
+    seconds = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False) // 1_000_000
+    return seconds - seconds % interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive rows of one (key, bucket): `start` and `length` count rows."""
+
+    key: str | None
+    bucket: int
+    start: int
+    length: int
+
+
+def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.RecordBatch, Sequence[Run]]:
+    """Bring rows of one (key, bucket) together, otherwise in their order, and say where each group lies.
+
+    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key.
+    """
+    if not rows.num_rows:
+        return rows, ()
+    encoded = keys.dictionary_encode(null_encoding="encode")
+    names = encoded.dictionary.to_pylist()
+    if "" in names:
+        return group(rows, pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys), starts)
+    one = (starts == starts[0]).all()
+    bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = (codes * len(bucket_values) + bucket_codes).astype(np.min_scalar_type(len(names) * len(bucket_values)))
+    if (codes[1:] < codes[:-1]).any():
+        order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
+        codes = codes[order]
+        rows = rows.take(pa.array(order))
+    edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
+    runs = [
+        Run(
+            key=names[int(codes[start]) // len(bucket_values)],
+            bucket=int(bucket_values[int(codes[start]) % len(bucket_values)]),
+            start=start,
+            length=stop - start,
+        )
+        for start, stop in zip(edges, [*edges[1:], len(codes)], strict=True)
+    ]
+    return rows, runs

@@ -1,0 +1,180 @@
+"""From received frames to routed rows: assemble, decode, route. CPU-bound, no I/O: it runs in a worker thread.
+
+One message's fault is its own: what cannot be read, decoded or routed becomes a row of the quarantine, with the
+reason and the raw bytes, and its neighbours never notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.batch import Decoder, Failure, MessageBatch
+from jetcapture_py.transform.decode.checked import decode_checked
+from jetcapture_py.transform.envelope import assemble
+from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Routed rows, and the quarantine's; `messages` counts what came in, `redelivered` and `strays` are among them.
+
+    `columns` are those that the decoder knows of, if it leaves columns without a value out of `rows`.
+
+    `span` has the sequences and the timestamps, in microseconds, of the first and the last message in the stream's
+    order; it is empty when none came.
+    """
+
+    rows: pa.RecordBatch
+    runs: Sequence[Run]
+    quarantine: pa.RecordBatch
+    quarantine_runs: Sequence[Run]
+    messages: int
+    redelivered: int
+    strays: int
+    span: Sequence[tuple[int, int]]
+    columns: pa.Schema | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparer:
+    """Prepares batches of one consumer; `interval` is the block interval in seconds."""
+
+    stream: str
+    consumer: str
+    decoder: Decoder
+    key: KeyFunction
+    interval: int
+    keep_payload: bool
+
+    def __call__(self, received: Received) -> Prepared:
+        """Decode and route everything in `received`; BatchTooWideError when it has to come in smaller parts."""
+        assembled = assemble(self.stream, self.consumer, received)
+        batch = assembled.batch
+        failures = {failure.index: failure for failure in assembled.failures}
+        good = _without(len(batch), failures)
+        readable = batch if good is None else _take(batch, good)
+        decoded = decode_checked(self.decoder, readable)
+        for failure in decoded.failures:
+            index = failure.index if good is None else int(good[failure.index])
+            failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
+        messages, fields = decoded.messages, decoded.fields
+        rows = readable if messages is None else _take(readable, messages)
+        sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
+        sources = sources if good is None else good.to_numpy()[sources]
+        keys, keyed = self._keys(rows, fields)
+        if (first := _first_rows(messages)) is not None:
+            keys = keys.take(pa.array(first))  # a message lies in one block: storing that block acknowledges it
+        if keyed is not None:
+            for index, error in keyed.items():
+                failures[int(sources[index])] = Failure(index=int(sources[index]), stage="key", error=error)
+            mask = pa.array(~np.isin(sources, list(failures)))
+            rows = MessageBatch(stream=self.stream, rows=rows.rows.filter(mask))
+            keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
+            messages = messages.filter(mask) if messages is not None else None
+        starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
+        table, runs = group(self._columns(rows.rows, fields, messages), keys, starts)
+        quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
+        delivered = batch.column(layout.DELIVERED)
+        return Prepared(
+            rows=table,
+            runs=runs,
+            quarantine=quarantine,
+            quarantine_runs=quarantine_runs,
+            messages=len(batch),
+            redelivered=int(np.count_nonzero(delivered.to_numpy() > 1)),
+            strays=assembled.strays,
+            span=_span(batch),
+            columns=decoded.columns,
+        )
+
+    def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
+        """Envelope and decoded fields in one batch."""
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        if not self.keep_payload:
+            del columns[layout.PAYLOAD]
+        if (first := _first_rows(messages)) is not None:
+            columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
+        if fields.num_columns:
+            columns.update(zip(fields.schema.names, fields.columns, strict=True))
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str] | None]:
+        """The key of every row, and by row why it cannot be one."""
+        if not len(rows):
+            return pa.nulls(0, pa.string()), None
+        try:
+            keys = self.key(rows, fields)
+            if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
+                raise TypeError("the key function did not give a string array with one key a row")
+            keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
+        except BaseException as error:  # also sys.exit: it is the message's fault, and must not end the process
+            if len(rows) == 1:
+                return pa.nulls(1, pa.string()), {0: one_line(error)}
+            wrong: dict[int, str] = {}
+            parts = []
+            for index in range(len(rows)):
+                key, errors = self._keys(rows.slice(index, 1), fields.slice(index, 1) if fields.num_columns else fields)
+                parts.append(key)
+                wrong.update(dict.fromkeys([index], next(iter(errors.values()))) if errors else {})
+            return pa.concat_arrays(parts), wrong or None
+        sizes = pc.binary_length(keys)
+        if (pc.max(sizes).as_py() or 0) * 3 <= layout.MAX_KEY_BYTES:
+            return keys, None
+        too_long = {}
+        for index in np.flatnonzero(pc.fill_null(sizes, 0).to_numpy() * 3 > layout.MAX_KEY_BYTES).tolist():
+            size = len(layout.escape_key(keys[index].as_py()).encode())
+            if size > layout.MAX_KEY_BYTES:
+                too_long[index] = (
+                    f"the key is {size} bytes long as a directory name; {layout.MAX_KEY_BYTES} are allowed"
+                )
+        return keys, too_long or None
+
+    def _quarantine(
+        self, batch: MessageBatch, failures: Iterable[Failure], raw_headers: dict[int, bytes]
+    ) -> tuple[pa.RecordBatch, Sequence[Run]]:
+        found = sorted(failures, key=lambda failure: failure.index)
+        if not found:
+            return batch.rows.slice(0, 0), ()
+        rows = batch.rows.take(pa.array([failure.index for failure in found], pa.int32()))
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns[layout.STAGE] = pa.array([failure.stage for failure in found], pa.string())
+        columns[layout.ERROR] = pa.array([failure.error for failure in found], pa.string())
+        columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
+        starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
+        return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
+
+
+def _first_rows(messages: pa.Int32Array | None) -> Any:
+    """For every row the first one of its message; None when every message has one row."""
+    if messages is None:
+        return None
+    origin = messages.to_numpy()
+    return np.searchsorted(origin, origin, side="left") if (np.diff(origin) == 0).any() else None
+
+
+def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:
+    if not failures:
+        return None
+    return pa.array([index for index in range(count) if index not in failures], pa.int32())
+
+
+def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
+    return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))
+
+
+def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:
+    """Sequence and timestamp of the batch's first and last message in the stream."""
+    if not len(batch):
+        return ()
+    seqs, timestamps = batch.column(layout.SEQ), batch.column(layout.TIMESTAMP)
+    order = seqs.to_numpy()
+    return [(seqs[at].as_py(), timestamps[at].value) for at in (int(order.argmin()), int(order.argmax()))]

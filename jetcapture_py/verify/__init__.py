@@ -1,0 +1,1 @@
+"""Prove that an archive is complete."""

@@ -1,0 +1,160 @@
+"""Messages of which copies lie in objects of different groups: readers, which go by the names, return each of them.
+
+Only objects that have a sequence which another one has too are looked at again. Which of these are of different groups
+is found out with sets of sequences, and whether they are the same messages, which a sequence alone does not say, from
+the timestamps of the few that are left, window by window: memory is bounded as that of the sets is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.verify.examine import DamagedError, Life, positions
+from jetcapture_py.verify.in_order import in_order
+from jetcapture_py.verify.ranges import Sequences
+
+MOST_COPIES = 1_000
+"""Messages with copies that are listed; all are counted."""
+_ATTEMPTS = 3
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An object that was looked at; with `whole`, every sequence from its first to its last is in it."""
+
+    file: File
+    name: ObjectName
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A message, its timestamp in microseconds, and the paths of objects of different groups that hold it."""
+
+    seq: int
+    timestamp: int
+    paths: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Copies:
+    """`read_twice` counts the messages of which readers return copies; the first of them are `listed`.
+
+    `also_quarantined` counts those that are in the archive and in the quarantine, which are read apart. `unread` counts
+    objects that could not be read again.
+    """
+
+    read_twice: int = 0
+    listed: list[Copy] = field(default_factory=list)
+    also_quarantined: int = 0
+    unread: int = 0
+
+
+class Finder:
+    """Finds the copies among `seen` objects, of which `repeated` sequences are in more than one."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        life: Life | None,
+        seen: Iterable[Seen],
+        repeated: Sequences,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._shelf, self._life, self._repeated, self._progress = shelf, life, repeated, progress
+        self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
+        self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
+        self._groups = [each.name.group for each in self._seen]
+        self._unread: set[str] = set()
+        self._found = Copies()
+
+    def find(self) -> Copies:
+        """Look at the objects. Blocks; call it in a thread."""
+        if len(set(self._groups)) > 1:
+            suspected = self._suspected()
+            for first, last in suspected.windows():
+                self._judge(first, last, suspected)
+        self._found.unread = len(self._unread)
+        return self._found
+
+    def _suspected(self) -> Sequences:
+        """Sequences that are in objects of different groups."""
+        found, archived, quarantined = Sequences(), Sequences(), Sequences()
+        looked = enumerate(in_order("copies", self._shelf.threads, self._sequences, self._seen), 1)
+        for _, members in groupby(looked, key=lambda found: found[1][0].name.group):
+            own = Sequences()
+            for done, (each, seqs) in members:
+                self._progress("copies", done, len(self._seen))
+                side = quarantined if each.name.quarantine else archived
+                found.add(seqs[side.contains(seqs)])
+                own.add(seqs)
+            side.update(own)
+        for first, last in quarantined.windows():
+            seqs = quarantined.within(first, last)
+            found.add(seqs[archived.contains(seqs)])
+        return found
+
+    def _sequences(self, each: Seen) -> Any:
+        """Those of an object that another one has too, sorted."""
+        if each.whole:
+            return self._repeated.within(each.name.first_seq, each.name.last_seq)
+        seqs = np.unique(self._positions(each)[0])
+        return seqs[self._repeated.contains(seqs)]
+
+    def _positions(self, each: Seen) -> tuple[Any, Any]:
+        """The sequences and timestamps of an object; none when it is gone, as after a compaction."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return positions(self._shelf, each.file, each.name, self._life)
+            except GoneError:
+                return _NONE, _NONE
+            except (DamagedError, StoreError):
+                continue
+        self._unread.add(each.file.path)
+        return _NONE, _NONE
+
+    def _judge(self, first: int, last: int, suspected: Sequences) -> None:
+        """Compare the suspected messages from `first` to `last` by sequence and timestamp."""
+        seqs, times, owners = [_NONE], [_NONE], [_NONE]
+        inside = [
+            (number, each)
+            for number, each in enumerate(self._seen)
+            if suspected.near(max(first, each.name.first_seq), min(last, each.name.last_seq))
+        ]
+        read = in_order("copies", self._shelf.threads, lambda item: self._positions(item[1]), inside)
+        for done, ((number, _), (seq, time)) in enumerate(read, 1):
+            self._progress("timestamps", done, len(inside))
+            wanted = (seq >= first) & (seq <= last)
+            wanted[wanted] = suspected.contains(seq[wanted])
+            seqs.append(seq[wanted])
+            times.append(time[wanted])
+            owners.append(np.full(int(wanted.sum()), number))
+        if sum(map(len, seqs)):
+            self._count(np.concatenate(seqs), np.concatenate(times), np.concatenate(owners))
+
+    def _count(self, seqs: Any, times: Any, owners: Any) -> None:
+        order = np.lexsort((owners, times, seqs))  # objects are in the order of their groups
+        seqs, times, owners = seqs[order], times[order], owners[order]
+        numbers = np.cumsum([0, *(after != before for before, after in pairwise(self._groups))])
+        aside = np.array([each.name.quarantine for each in self._seen])
+        new = np.concatenate([[True], (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])])
+        once = new | np.concatenate([[True], np.diff(numbers[owners]) != 0])
+        starts = np.flatnonzero(new)
+        archived, quarantined = (np.add.reduceat(once & (aside[owners] == side), starts) for side in (False, True))
+        twice = (archived > 1) | (quarantined > 1)
+        self._found.read_twice += int(twice.sum())
+        self._found.also_quarantined += int(((archived > 0) & (quarantined > 0)).sum())
+        ends = np.concatenate([starts[1:], [len(seqs)]])
+        room = MOST_COPIES - len(self._found.listed)
+        for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
+            paths = sorted(self._seen[number].file.path for number in owners[start:end][once[start:end]])
+            self._found.listed.append(Copy(seq=int(seqs[start]), timestamp=int(times[start]), paths=tuple(paths)))

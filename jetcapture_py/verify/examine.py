@@ -1,0 +1,311 @@
+"""What one object holds, once it has been shown to be what its name and its footer say. Raises DamagedError otherwise.
+
+As little of it is read as will do: the footer; the sequences where they do not follow from it; everything with `deep`,
+which finds any single bit that is not as it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.store.reader import File, Shelf
+from jetcapture_py.text import one_line
+
+TAIL = 64 << 10
+"""Bytes from an object's end that are read at once, in the hope that the footer is no longer."""
+WHOLE = 32 << 20
+"""Bytes up to which an object is held in memory as a whole."""
+PIECE = 8 << 20
+
+_MAGIC = b"PAR1"
+_MOST_ROWS = 1 << 31
+_SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
+"""Entries that came with the checksums: whatever bit is flipped, one of them is left."""
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
+"""What Arrow raises for a file that is none, depending on where it is broken."""
+
+
+class DamagedError(Exception):
+    """The object is not what it was when it was stored; the text says in what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The stream's present life: `created` as the server writes it, and in microseconds since the epoch.
+
+    A recreated stream counts from 1 again, so only what was stored in this life can be compared with the stream. With
+    `mirror`, messages may be older than the stream that holds them.
+    """
+
+    created: str
+    since: int
+    mirror: bool
+
+    @classmethod
+    def of(cls, created: str, *, mirror: bool) -> Life:
+        """The life of a stream that was created then. Raises ValueError for what is no time."""
+        moment = datetime.fromisoformat(created) - datetime.fromisoformat("1970-01-01T00:00:00Z")
+        return cls(created=created, since=moment // timedelta(microseconds=1), mirror=mirror)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What an object holds of the present life: every sequence of a range, or `seqs`, an int64 array.
+
+    `messages` counts these, `older` those of earlier lives; `newest` is the timestamp of the last one in microseconds.
+    `signed` says whether it has checksums.
+    """
+
+    name: ObjectName
+    size: int
+    range: tuple[int, int] | None
+    seqs: Any
+    messages: int
+    older: int
+    newest: int
+    signed: bool
+
+
+def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, deep: bool) -> Held:
+    """What the object `file` of that name holds. Raises DamagedError, GoneError, StoreError."""
+    item = _Object(shelf, file, name)
+    messages = item.compared()
+    if deep:
+        item.check_bytes()
+    low, high = item.times()
+    present = _present(item.own, life, low, high)
+    span = name.last_seq - name.first_seq + 1
+    if deep or present is None or (present and messages != span):
+        seqs, times = item.identities()
+        item.check_identities(seqs, times, messages)
+        seqs, times = _of_life(seqs, times, life, present)
+        newest = int(times.max()) if len(seqs) else 0
+        count = len(seqs)
+        known = (int(seqs[0]), int(seqs[-1])) if count and count == seqs[-1] - seqs[0] + 1 == span else None
+        seqs = None if known else seqs
+    else:
+        known, seqs, newest, count = (name.first_seq, name.last_seq), None, high, messages
+        if not present:
+            known, seqs, count = None, np.zeros(0, np.int64), 0
+    return Held(
+        name=name,
+        size=file.size,
+        range=known,
+        seqs=seqs,
+        messages=count,
+        older=messages - count,
+        newest=newest,
+        signed=item.signed,
+    )
+
+
+def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> tuple[Any, Any]:
+    """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
+
+    Raises DamagedError, GoneError, StoreError.
+    """
+    item = _Object(shelf, file, name)
+    item.compared()
+    present = _present(item.own, life, *item.times())
+    return _of_life(*item.identities(), life, present)
+
+
+def _of_life(seqs: Any, times: Any, life: Life | None, present: bool | None) -> tuple[Any, Any]:
+    """Those messages that are of the present life."""
+    if present is False:
+        return seqs[:0], times[:0]
+    if life is None or present:
+        return seqs, times
+    return seqs[times >= life.since], times[times >= life.since]
+
+
+def _present(own: Mapping[str, str], life: Life | None, low: int | None, high: int | None) -> bool | None:
+    """Whether all messages of an object are of the present life, or none of them; None: some, or not known.
+
+    `low` and `high` are its earliest and latest timestamp, which tell where the footer does not, as of objects of
+    several lives that compaction has merged. The footer goes first: a server's clock may go back.
+    """
+    created = own.get("stream_created", "")
+    if life is None or created == life.created:
+        return True
+    if life.mirror:
+        return created in ("", life.created)
+    if low is None or high is None or low < life.since <= high:
+        return None
+    return low >= life.since
+
+
+class _Object:
+    """An object of which the footer has been read."""
+
+    def __init__(self, shelf: Shelf, file: File, name: ObjectName) -> None:
+        self._shelf, self._file, self._name = shelf, file, name
+        if file.size < len(_MAGIC) * 3:
+            raise DamagedError(f"it has only {file.size} bytes")
+        tail = shelf.read(file, max(0, file.size - TAIL))
+        self._data = tail if len(tail) == file.size else None
+        if tail[-4:] != _MAGIC or (len(tail) == file.size and tail[:4] != _MAGIC):
+            raise DamagedError("it does not begin and end as a Parquet file does")
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length > file.size - len(_MAGIC):
+            raise DamagedError("its footer is not whole")
+        self._start = file.size - length
+        self._footer = tail[-length:] if length <= len(tail) else shelf.read(file, self._start)
+        self.signed = self._check_footer()
+        try:
+            source = pa.BufferReader(self._footer if self._data is None else self._data)
+            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+            self._metadata = parquet.metadata
+            entries = {key.decode(): value.decode() for key, value in (self._metadata.metadata or {}).items()}
+            self._paths = self._metadata.schema.to_arrow_schema().names
+        except _UNREADABLE as error:
+            raise DamagedError(f"its footer cannot be read: {one_line(error)}") from error
+        self._content = parquet if self._data is not None else None
+        prefix = layout.METADATA_PREFIX
+        self.own = {key.removeprefix(prefix): text for key, text in entries.items() if key.startswith(prefix)}
+
+    # ------------------------------------------------------------------ the footer
+
+    def _check_footer(self) -> bool:
+        """Whether the footer is proven by its checksum; it may be without one, in an object from before there were any.
+
+        Before Arrow sees it: some of a broken footer's errors end the process.
+        """
+        if footer.is_proven(self._footer):
+            return True
+        prefix = layout.METADATA_PREFIX
+        if any(f"{prefix}{entry}".encode() in self._footer for entry in _SINCE_CHECKSUMS):
+            raise DamagedError("the checksum of its footer is not that of its footer")
+        return False
+
+    def compared(self) -> int:
+        """Compare name and footer; how many messages the footer speaks of."""
+        name, own = self._name, self.own
+        if own.get("format") != layout.FORMAT:
+            raise DamagedError(f"its format is {own.get('format')}, and not {layout.FORMAT}")
+        said = {
+            "stream": name.stream,
+            "key": name.key or "",
+            "bucket": str(name.bucket),
+            "first_seq": str(name.first_seq),
+            "last_seq": str(name.last_seq),
+            "rows": str(name.rows),
+        }
+        if "digest" in own:
+            said |= {"digest": name.digest, "quarantine": "true" if name.quarantine else ""}
+        for entry, value in said.items():
+            if own.get(entry, "") != value:
+                raise DamagedError(f"its footer says {entry} {own.get(entry, '')!r}, its name {value!r}")
+        messages = own.get("messages", "")
+        if not (messages.isascii() and messages.isdigit() and 0 < int(messages) <= name.rows):
+            raise DamagedError(f"its footer says messages {messages!r}")
+        if not name.first_seq <= name.last_seq or self._metadata.num_rows != name.rows or name.rows > _MOST_ROWS:
+            raise DamagedError(f"it has {self._metadata.num_rows} rows, and its name says {name.rows}")
+        if not {layout.SEQ, layout.TIMESTAMP} <= set(self._paths):
+            raise DamagedError("it has no sequences and timestamps")
+        if self.signed:
+            self._check_place()
+        return int(messages)
+
+    def _check_place(self) -> None:
+        """Bytes that are missing in the middle move what is behind them."""
+        groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
+        last = groups[-1].column(groups[-1].num_columns - 1)
+        offset = last.data_page_offset
+        if last.has_dictionary_page:
+            offset = min(offset, last.dictionary_page_offset or offset)
+        if offset + last.total_compressed_size > self._start:
+            raise DamagedError("its parts do not lie where its footer says")
+
+    def times(self) -> tuple[int | None, int]:
+        """The earliest and the latest timestamp in microseconds; None and 0 where the footer does not say."""
+        low: list[int] = []
+        high: list[int] = []
+        for index in range(self._metadata.num_row_groups if self.signed else 0):
+            group = self._metadata.row_group(index)
+            columns = (group.column(number) for number in range(group.num_columns))
+            column = next(each for each in columns if each.path_in_schema == layout.TIMESTAMP)
+            if column.statistics is None or not column.statistics.has_min_max:
+                return None, 0
+            low.append(int(column.statistics.min_raw))
+            high.append(int(column.statistics.max_raw))
+        return (min(low), max(high)) if low else (None, 0)
+
+    # ------------------------------------------------------------------ the content
+
+    def check_bytes(self) -> None:
+        """Compare the checksum, where there is one, and read every page; their own checksums are compared, too."""
+        size = self._file.size
+        if size <= WHOLE and self._data is None:
+            self._data = self._shelf.read(self._file)
+            if len(self._data) != size:
+                raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
+        if self.signed:
+            digits = self.own[layout.CHECKSUM]
+            (both,), (own,) = (
+                layout.checksum_places(self._footer, entry, self.own[entry])
+                for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
+            )
+            if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
+                raise DamagedError("its checksum is not that of its bytes")
+        self._read(None, lambda _: None)
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        if self._data is not None:
+            yield memoryview(self._data)
+            return
+        for start in range(0, self._file.size, PIECE):
+            yield self._shelf.read(self._file, start, min(start + PIECE, self._file.size))
+
+    def identities(self) -> tuple[Any, Any]:
+        """Sequence and timestamp in microseconds of each message, each once, as int64 arrays, in the file's order."""
+        seqs: list[Any] = []
+        times: list[Any] = []
+
+        def take(table: pa.Table) -> None:
+            seqs.append(table.column(layout.SEQ).to_numpy())
+            times.append(pc.cast(table.column(layout.TIMESTAMP), pa.int64()).to_numpy())
+
+        self._read([layout.SEQ, layout.TIMESTAMP], take)
+        seq, time = np.concatenate(seqs), np.concatenate(times)
+        if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
+            raise DamagedError("its sequences and timestamps are not what they should be")
+        first = np.ones(len(seq), np.bool_)
+        first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
+        return seq[first], time[first]
+
+    def _read(self, columns: list[str] | None, take: Any) -> None:
+        try:
+            file = self._content or self._opened()
+            for index in range(self._metadata.num_row_groups):
+                take(file.read_row_group(index, columns=columns, use_threads=False))
+        except _UNREADABLE as error:
+            raise DamagedError(f"it cannot be read: {one_line(error)}") from error
+
+    def _opened(self) -> pq.ParquetFile:
+        source = self._shelf.open(self._file) if self._data is None else pa.BufferReader(self._data)
+        return pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
+
+    def check_identities(self, seqs: Any, times: Any, messages: int) -> None:
+        """Compare what is in it with its name and footer."""
+        name = self._name
+        if (int(seqs[0]), int(seqs[-1]), len(seqs)) != (name.first_seq, name.last_seq, messages):
+            raise DamagedError(
+                f"it holds {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
+                f"to {name.last_seq}"
+            )
+        after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
+        if not (after | (same & (times[1:] > times[:-1]))).all():
+            raise DamagedError("its messages are not in their order")
+        if layout.digest(seqs.tobytes(), times.tobytes()) != name.digest:
+            raise DamagedError("the digest in its name is not that of its messages")

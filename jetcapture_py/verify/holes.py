@@ -1,0 +1,89 @@
+"""What is not in an archive: messages that the stream has, and sequences of which nobody has anything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.report import MOST_RANGES, Range
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Missing:
+    """Messages that the stream has and the archive has not, as ranges in order; beyond `floor`, only their number.
+
+    Of these, `promised` are those up to sequence `seq`, and `overdue` those of the others that have a timestamp up to
+    `time` (microseconds), the first of them `first_overdue`: what a watermark says that it is stored.
+    """
+
+    def __init__(self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
+        self._sequences, self._floor = sequences, floor
+        self._promised_seq, self._promised_time = seq, time
+        self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
+        self.found: list[Range] = []
+        self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
+
+    def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool) -> None:
+        """Messages that the stream has, of which those from `first` to `last` should be in the archive."""
+        wanted = (seqs >= first) & (seqs <= last)
+        seqs, times = seqs[wanted], times[wanted]
+        absent = ~self._sequences.contains(seqs)
+        beyond = absent & (seqs > self._floor)
+        promised = beyond & (seqs <= self._promised_seq)
+        self.promised += int(promised.sum())
+        overdue = seqs[beyond & ~promised & (times // 1000 <= self._promised_time)]
+        self.overdue += len(overdue)
+        self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
+        absent &= seqs <= self._floor
+        self.count += int(absent.sum())
+        if begins:
+            self.close()
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], absent, [False]]).astype(np.int8)))
+        for start, end in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
+            if start or not self._current:
+                self.close()
+                self._current = [int(seqs[start]), 0, 0, int(times[start]), 0]
+            self._current[1] = int(seqs[end])
+            self._current[2] += end - start + 1
+            self._current[4] = int(times[end])
+        if len(absent) and not absent[-1]:
+            self.close()
+
+    def close(self) -> None:
+        """The range that was being found ends."""
+        if self._current:
+            first, last, messages, first_time, last_time = self._current
+            self.ranges += 1
+            if len(self.found) < MOST_RANGES:
+                self.found.append(
+                    Range(
+                        first=first,
+                        last=last,
+                        messages=messages,
+                        first_time=moment_of(first_time // 1000),
+                        last_time=moment_of(last_time // 1000),
+                    )
+                )
+            self._current = []
+
+
+def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[Range], int, int]:
+    """Ranges that are not in the archive, the first of them, and how many ranges and sequences there are."""
+    listed: list[Range] = []
+    ranges = total = 0
+    for starts, ends in sequences.gaps(first, last) if first <= last else ():
+        ranges += len(starts)
+        total += int((ends - starts + 1).sum())
+        room = MOST_RANGES - len(listed)
+        for start, end in zip(starts[:room].tolist(), ends[:room].tolist(), strict=True):
+            listed.append(Range(first=start, last=end, messages=None, first_time=None, last_time=None))
+    return listed, ranges, total
+
+
+def moment_of(microseconds: int) -> datetime:
+    """The time, UTC, of so many microseconds since the epoch."""
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,350 @@
+"""Proves that an archive is complete: every message of the stream up to the consumer's ack floor is in it.
+
+The ack floor is read before the archive is listed, so whatever lies below it was stored before. What the archive does
+not hold up to there, the stream is asked for: a message that it has is a hole. Where the stream has nothing any more,
+there are only gaps in the archive, of which nobody can say whether there was anything in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from threading import Event
+
+from jetcapture_py.archive import watermark
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.jetstream.inspect import MARGIN, Position, Server, StreamState, start_of
+from jetcapture_py.jetstream.stream_reader import read
+from jetcapture_py.store.reader import Shelf
+from jetcapture_py.verify.examine import Life
+from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.report import Copy, Report, Watermark, time_text
+from jetcapture_py.verify.scan import Progress, Survey, survey
+
+CLOSE = 20_000
+"""Sequences that are cheaper read than skipped."""
+_GONE_ONCE_ACKED = ("workqueue", "interest")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_LATER = timedelta(days=1)
+
+
+async def verify(config: Config, *, deep: bool = False, progress: Progress | None = None) -> Report:
+    """Compare the stream of `config` with its archive and quarantine.
+
+    With `deep`, every byte of every object is read. `progress` is called with a stage and how much of it is done.
+    Raises ConfigError, and StoreError when the archive cannot be listed; a stream that cannot be asked is reported.
+    """
+    shelf = Shelf(config.store.url, config.store.options)
+    mark, mark_problem = await asyncio.to_thread(_watermark, shelf, config.source.stream)
+    notes: list[str] = []
+    async with AsyncExitStack() as stack:
+        try:
+            server: Server | None = await stack.enter_async_context(Server(config))
+            known = await _known(server, mark) if server else None
+        except SourceError as error:
+            server, known = None, None
+            notes.append(f"the stream: {error}; only what the archive holds by itself was looked at")
+        scope = _Scope.of(known, mark)
+        found = await _survey(shelf, config.source.stream, scope, progress, deep=deep)
+        missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
+        asked = (
+            await _ask(server, scope, known, found.sequences, missing, notes, progress) if server and known else None
+        )
+    return _report(config, scope, found, missing, asked, notes, (mark, mark_problem), deep=deep)
+
+
+async def _survey(shelf: Shelf, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool) -> Survey:
+    """Look at the archive in a thread, which ends soon after we are cancelled."""
+    cancelled = Event()
+
+    def step(stage: str, done: int, total: int) -> None:
+        if cancelled.is_set():
+            raise JetcaptureError("cancelled")
+        if progress is not None:
+            progress(stage, done, total)
+
+    try:
+        return await asyncio.to_thread(survey, shelf, stream, scope.life, scope.top, deep=deep, progress=step)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
+def _watermark(shelf: Shelf, stream: str) -> tuple[watermark.Watermark | None, str]:
+    """The watermark, and what is wrong with it."""
+    try:
+        data = None if shelf.divided else shelf.note(watermark.path(stream))
+        return (None if data is None else watermark.decode(data, stream)), ""
+    except JetcaptureError as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What the server said before the archive was looked at. The consumer began with `start`.
+
+    `aged` is the last sequence that is not younger than the watermark's time, None where that could not be asked.
+    """
+
+    state: StreamState
+    position: Position
+    start: int
+    note: str
+    unsure: tuple[int, int]
+    """Sequences of which only the server knows whether the consumer began before them or with them."""
+    aged: int | None
+
+
+async def _known(server: Server, mark: watermark.Watermark | None) -> _Known:
+    position = await server.position()
+    state = await server.state()
+    start, moment, note = start_of(position)
+    unsure = (1, 0)
+    if moment is not None and state.retention not in _GONE_ONCE_ACKED:
+        start = await server.first_at(moment)
+        if note:
+            unsure = (start, await server.first_at(moment + MARGIN) - 1)
+    aged = await _aged(server, state, position, mark)
+    return _Known(state=state, position=position, start=start, note=note, unsure=unsure, aged=aged)
+
+
+async def _aged(server: Server, state: StreamState, position: Position, mark: watermark.Watermark | None) -> int | None:
+    """The last sequence of which the watermark's time says that it is stored; 0 where it says nothing of this life."""
+    if mark is None or mark.created not in ("", state.created):
+        return 0
+    if state.retention in _GONE_ONCE_ACKED:
+        return None
+    moment = min(mark.time, position.asked + _LATER)  # servers do not know all years
+    with suppress(SourceError):
+        return await server.first_at(moment + _MICROSECOND) - 1
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """What is to be looked at: messages of `life` from `start` to the ack `floor`, and to `top`, the watermark's.
+
+    The watermark says that everything up to `promised_seq`, and up to `promised_time`, in microseconds, is stored.
+    """
+
+    life: Life | None
+    start: int
+    floor: int
+    top: int
+    known: _Known | None
+    promised_seq: int = 0
+    promised_time: int = 0
+
+    @classmethod
+    def of(cls, known: _Known | None, mark: watermark.Watermark | None) -> _Scope:
+        life: Life | None = None
+        if known is None:
+            with suppress(ValueError):
+                life = Life.of(mark.created, mirror=False) if mark is not None else None
+            return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
+        state, floor = known.state, known.position.ack_floor
+        seq = mark.seq if mark is not None and mark.created == state.created else 0
+        time = (mark.time - _EPOCH) // _MICROSECOND if mark is not None and known.aged else 0
+        top = max(floor, min(max(seq, known.aged or 0), state.last))
+        life = Life.of(state.created, mirror=state.mirror)
+        return cls(
+            life=life,
+            start=known.start,
+            floor=floor,
+            top=top,
+            known=known,
+            promised_seq=seq,
+            promised_time=time,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What became of asking: the stream now begins with `first`, and whether it has said all that it was asked."""
+
+    first: int
+    whole: bool
+
+
+async def _ask(
+    server: Server,
+    scope: _Scope,
+    known: _Known,
+    sequences: Sequences,
+    missing: Missing,
+    notes: list[str],
+    progress: Progress | None,
+) -> _Asked:
+    """Have the stream say which of what the archive does not hold it has."""
+    first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
+    retention = known.state.retention
+    if retention in _GONE_ONCE_ACKED:
+        notes.append(f"the stream: it drops what is acknowledged (retention {retention})")
+        return _Asked(first=scope.top + 1, whole=True)
+    first = max(first, _begun(sequences, *known.unsure))
+    if known.note:
+        notes.append(known.note)
+    try:
+        stretches = list(sequences.stretches(first, top, CLOSE)) if first <= top else []
+        async for begins, seqs, times in read(server, known.position.filters, stretches):
+            missing.look(seqs, times, first, top, begins=begins)
+            if progress is not None:
+                progress("stream", min(int(seqs[-1]), top) - first + 1, top - first + 1)
+        missing.close()
+        now = await server.state()
+    except SourceError as error:
+        missing.close()
+        notes.append(f"the stream: {error}")
+        return _Asked(first=scope.top + 1, whole=False)
+    if now.created != known.state.created:
+        notes.append("the stream: it was deleted and created again meanwhile")
+    return _Asked(first=now.first, whole=now.created == known.state.created)
+
+
+def _begun(sequences: Sequences, low: int, high: int) -> int:
+    """The first sequence from `low` to `high` that was captured, for there the consumer began; else the next one."""
+    if not sequences.count(low, high):
+        return high + 1
+    for starts, ends in sequences.gaps(low, high):
+        return int(ends[0]) + 1 if int(starts[0]) == low else low
+    return low
+
+
+def _report(
+    config: Config,
+    scope: _Scope,
+    found: Survey,
+    missing: Missing,
+    asked: _Asked | None,
+    notes: list[str],
+    mark: tuple[watermark.Watermark | None, str],
+    *,
+    deep: bool,
+) -> Report:
+    known, sequences = scope.known, found.sequences
+    first, last = sequences.first, sequences.last
+    end = (last or 0) if asked is None else min(asked.first - 1, scope.top)
+    gaps, gap_ranges, gap_sequences = list_gaps(sequences, max(scope.start, first or end + 1), end)
+    stored = sequences.count(scope.start, scope.top) if known is not None else len(sequences)
+    compared = scope.top < scope.start or stored or missing.count or (asked is not None and asked.first <= scope.top)
+    proven = asked is not None and asked.whole and not found.restless and bool(compared)
+    return Report(
+        stream=config.source.stream,
+        consumer=config.source.consumer,
+        stream_created=known.state.created if known else None,
+        deep=deep,
+        complete=proven and not (missing.count or found.damaged_count or _promises_too_much(scope, mark[0], missing)),
+        proven=proven,
+        ack_floor=scope.floor if known else None,
+        up_to=scope.floor if known else last,
+        up_to_time=moment_of(found.newest) if found.newest else None,
+        stored=stored,
+        missing=missing.count,
+        holes=tuple(missing.found),
+        hole_ranges=missing.ranges,
+        gaps=tuple(gaps),
+        gap_ranges=gap_ranges,
+        gap_sequences=gap_sequences,
+        duplicates=found.messages - len(sequences),
+        read_twice=found.copies.read_twice,
+        copies=tuple(
+            Copy(seq=each.seq, time=moment_of(each.timestamp), paths=each.paths) for each in found.copies.listed
+        ),
+        also_quarantined=found.copies.also_quarantined,
+        damaged=tuple(found.damaged),
+        damaged_objects=found.damaged_count,
+        foreign=tuple(found.foreign),
+        foreign_files=found.foreign_count,
+        unsigned=tuple(found.unsigned),
+        unsigned_objects=found.unsigned_count,
+        objects=found.objects,
+        bytes=found.size,
+        quarantined=found.quarantined,
+        older=found.older,
+        watermark=_judged(scope, mark, missing),
+        unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
+    )
+
+
+def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None, mark: watermark.Watermark | None) -> Iterator[str]:
+    """What could not be checked, and why."""
+    first = found.sequences.first
+    if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
+        yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive begins with {first}"
+    if scope.known is not None and scope.known.position.max_deliver > 0:
+        yield (
+            f"whether the server gave up holes: with max_deliver {scope.known.position.max_deliver} the consumer's ack "
+            "floor passes messages that nobody stored"
+        )
+    if scope.known is not None and mark is not None:
+        if scope.known.aged is None:
+            yield "whether messages from before the watermark's time are missing: the stream could not be asked"
+        now = scope.known.position.filters
+        if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
+            before = _all(mark.filters[-1].subjects)
+            yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
+    if found.copies.unread:
+        yield f"{found.copies.unread:,} objects that may hold copies: they could not be read again"
+    if found.older:
+        yield f"{found.older:,} messages of earlier lives of the stream: it does not have them any more"
+    if found.restless:
+        yield "objects that were gone each time the archive was listed"
+
+
+def _all(filters: tuple[str, ...]) -> str:
+    return ", ".join(filters) or "all subjects"
+
+
+def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> Watermark | None:
+    """The watermark, and what is wrong with it."""
+    found, problem = mark
+    if found is None:
+        return Watermark(seq=None, time=None, problem=problem) if problem else None
+    return Watermark(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
+
+
+def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
+    """What is wrong with the watermark."""
+    known = scope.known
+    if known is not None and mark.created == known.state.created:
+        said = f"it says that everything up to {mark.seq} is stored"
+        first_missing = missing.found[0].first if missing.found else None
+        if mark.seq > known.state.last:
+            yield f"{said}, and the stream ends with {known.state.last}"
+        elif missing.promised:
+            yield (f"{said}, but {missing.promised:,} messages between the ack floor {scope.floor} and there are not")
+        elif first_missing is not None and first_missing <= mark.seq:
+            yield f"{said}, but {first_missing} is not"
+            if len(mark.filters) > 1:
+                yield f"the consumer's filters were changed after sequence {_changed(mark)}"
+    if missing.overdue:
+        yield (
+            f"it says that everything up to {time_text(mark.time)} is stored, but {missing.overdue:,} messages that "
+            f"the stream has from before then, {missing.first_overdue} the first, are not"
+        )
+    if _is_ahead(scope, mark):
+        yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
+
+
+def _is_ahead(scope: _Scope, mark: watermark.Watermark) -> bool:
+    """Whether the watermark's time is in the future."""
+    now = scope.known.position.asked if scope.known is not None else datetime.now(UTC)
+    return mark.time > now + watermark.MARGIN
+
+
+def _promises_too_much(scope: _Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
+    """Whether the watermark says of messages that they are stored that are not, or do not exist yet."""
+    return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
+
+
+def _changed(mark: watermark.Watermark) -> str:
+    """The sequences from which on the consumer has had other filters."""
+    pairs = pairwise(mark.filters)
+    return ", ".join(str(after.after) for before, after in pairs if before.subjects != after.subjects)

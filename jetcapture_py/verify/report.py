@@ -1,0 +1,269 @@
+"""What a proof has found, for programs and for people. No name in it can do anything to a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Self
+
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import escaped
+from jetcapture_py.verify.scan import Problem
+
+MOST_RANGES = 10_000
+"""Ranges that are kept, of each kind; all are counted."""
+SHOWN = 20
+"""Lines of each kind that people are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Sequences `first` to `last`, inclusive, with so many `messages` of the stream in them, None where not known.
+
+    The times are those of its first and its last message, UTC.
+    """
+
+    first: int
+    last: int
+    messages: int | None
+    first_time: datetime | None
+    last_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A message that is read twice: its sequence, its timestamp, UTC, and the objects of different groups it is in."""
+
+    seq: int
+    time: datetime
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermark:
+    """What the archive's watermark says, and what is wrong with that, "" if nothing is."""
+
+    seq: int | None
+    time: datetime | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a proof has found.
+
+    `complete`: the stream was asked, and every message of it up to the ack floor is stored, whole. `proven`: whether
+    the stream could be asked, and there was something to compare. `up_to` is the sequence up to which that was, and
+    `up_to_time` the latest timestamp stored up to there. `stored` counts distinct messages of the present life up to
+    there; `missing` those in `holes`, of which there are `hole_ranges`, the first of them listed. `gaps` are sequences
+    that the archive skips where the stream has nothing any more. `duplicates` counts further copies, `read_twice` the
+    messages with copies under different keys or buckets, where readers do not look for them, the first of which are in
+    `copies`, and `also_quarantined` those in archive and quarantine. `quarantined` and `older` (of earlier lives of the
+    stream) count messages, `bytes` those of all `objects`; the `unsigned` ones have no checksums. `unchecked` says what
+    was not checked, and why.
+    """
+
+    stream: str
+    consumer: str
+    stream_created: str | None
+    deep: bool
+    complete: bool
+    proven: bool
+    ack_floor: int | None
+    up_to: int | None
+    up_to_time: datetime | None
+    stored: int
+    missing: int
+    holes: tuple[Range, ...]
+    hole_ranges: int
+    gaps: tuple[Range, ...]
+    gap_ranges: int
+    gap_sequences: int
+    duplicates: int
+    read_twice: int
+    copies: tuple[Copy, ...]
+    also_quarantined: int
+    damaged: tuple[Problem, ...]
+    damaged_objects: int
+    foreign: tuple[str, ...]
+    foreign_files: int
+    unsigned: tuple[str, ...]
+    unsigned_objects: int
+    objects: int
+    bytes: int
+    quarantined: int
+    older: int
+    watermark: Watermark | None
+    unchecked: tuple[str, ...]
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0 for a complete archive of which nothing is read twice, else 1.
+
+        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are faults, too.
+        """
+        wrong = self.watermark is not None and bool(self.watermark.problem)
+        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong
+        return 0 if self.complete and not self.read_twice and not (strict and doubts) else 1
+
+    def as_json(self) -> str:
+        """One JSON object on one line."""
+        return json.dumps(asdict(self), default=_plain).replace("\x7f", "\\u007f")
+
+    def as_text(self) -> str:
+        """The verdict, and then everything that is behind it."""
+        return "\n".join(_lines(self))
+
+
+def run(config: Config, *, deep: bool, as_json: bool, strict: bool) -> int:
+    """Prove, print the report to standard output, and return the exit code."""
+    from jetcapture_py.verify.proof import verify
+
+    with _Bar() as bar:
+        report = asyncio.run(verify(config, deep=deep, progress=bar.show))
+    sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
+    return report.exit_code(strict=strict)
+
+
+class _Bar:
+    """A progress bar on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show how much of a stage is done."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage)
+        self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield _verdict(report)
+    checked = "every byte read" if report.deep else "every footer read"
+    quarantined = f", {report.quarantined:,} messages in quarantine" if report.quarantined else ""
+    yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
+    if report.holes:
+        yield "holes: messages that the stream has and the archive has not"
+        yield from (f"  {line}" for line in _holes(report))
+    if report.damaged:
+        yield "damaged: objects that do not count until they are as they were"
+        yield from _some([f"{each.path}: {each.reason}" for each in report.damaged], report.damaged_objects)
+    if report.foreign:
+        yield "foreign: files that are no objects of this archive"
+        yield from _some(list(report.foreign), report.foreign_files)
+    if report.unsigned:
+        yield "without checksums: objects that something other than jetcapture has written"
+        yield from _some(list(report.unsigned), report.unsigned_objects)
+    if report.read_twice:
+        yield (
+            f"read twice: {_count(report.read_twice, 'message')} with copies under different keys or buckets, of which "
+            'readers return each; read_archive(dedupe="full") reads them once'
+        )
+        yield from _some([_copy(each) for each in report.copies], report.read_twice)
+    if report.also_quarantined:
+        are = "message is" if report.also_quarantined == 1 else "messages are"
+        yield f"quarantine: {report.also_quarantined:,} {are} in the archive too, and read from each of them once"
+    if report.duplicates:
+        dropped = "readers drop those under one key and bucket" if report.read_twice else "readers drop them"
+        yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
+    if report.gaps:
+        yield (
+            f"gaps that cannot be proven: {_count(report.gap_sequences, 'sequence')} that the archive skips where the "
+            "stream has nothing any more; deleted messages and other subjects leave such gaps, too"
+        )
+        yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
+    if report.watermark is not None:
+        seq, problem = report.watermark.seq, report.watermark.problem
+        yield (
+            f"watermark: {escaped(problem)}" if problem else f"watermark: {seq} ({time_text(report.watermark.time)})"
+        )
+    if report.unchecked:
+        yield "not checked:"
+        yield from _some(list(report.unchecked), len(report.unchecked))
+
+
+def _verdict(report: Report) -> str:
+    place = f"up to sequence {report.up_to or 0}" + (f" ({time_text(report.up_to_time)})" if report.up_to_time else "")
+    faults = []
+    if report.missing:
+        faults.append(f"{_count(report.missing, 'message')} in {_count(report.hole_ranges, 'hole')}")
+    if report.damaged_objects:
+        faults.append(_count(report.damaged_objects, "damaged object"))
+    if faults:
+        return f"NOT complete: {' and '.join(faults)}, of what is stored {place}"
+    if not report.proven:
+        return f"NOT proven: {_count(report.stored, 'message')} {place} are stored, and could not be compared"
+    if not report.complete:
+        return f"NOT complete: the watermark promises messages that are not stored, beyond what is stored {place}"
+    if not report.stored:
+        return f"complete: there is nothing to store {place}"
+    every = f"every one of {_count(report.stored, 'message')} {place} is stored"
+    return f"complete, but {_twice(report)}: {every}" if report.read_twice else f"complete: {every}"
+
+
+def _twice(report: Report) -> str:
+    return f"{report.read_twice:,} {'message is' if report.read_twice == 1 else 'messages are'} read twice"
+
+
+def _holes(report: Report) -> Iterator[str]:
+    """The holes; where they are many, those that lie closest together as one line."""
+    holes = report.holes
+    distances = [after.first - before.last for before, after in pairwise(holes)]
+    close = sorted(distances, reverse=True)[SHOWN - 1] if len(distances) >= SHOWN else 0
+    breaks = [index for index, distance in enumerate(distances, 1) if distance > close]
+    for start, end in pairwise([0, *breaks, len(holes)]):
+        some = holes[start:end]
+        line = f"{_range(some[0].first, some[-1].last)}, {_count(sum(each.messages or 0 for each in some), 'message')}"
+        line += f" in {len(some):,} holes" if len(some) > 1 else ""
+        yield f"{line}, {_times(some[0].first_time, some[-1].last_time)}"
+    if report.hole_ranges > len(holes):
+        yield f"and {report.hole_ranges - len(holes):,} more holes beyond"
+
+
+def _copy(copy: Copy) -> str:
+    return f"{copy.seq} ({time_text(copy.time)}): {', '.join(copy.paths)}"
+
+
+def _some(lines: list[str], count: int) -> Iterator[str]:
+    yield from (f"  {escaped(line)}" for line in lines[:SHOWN])
+    if count > SHOWN:
+        yield f"  and {count - SHOWN:,} more"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def _times(first: datetime | None, last: datetime | None) -> str:
+    return time_text(first) if first == last else f"{time_text(first)} to {time_text(last)}"
+
+
+def time_text(moment: datetime | None) -> str:
+    """The time as text, UTC."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else "time not known"
+
+
+def _plain(value: object) -> str:
+    return time_text(value) if isinstance(value, datetime) else str(value)

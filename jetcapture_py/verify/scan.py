@@ -1,0 +1,162 @@
+"""What an archive holds of a stream: every object looked at, in parallel, into sets of sequences of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import StoreError
+from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.verify.copies import Copies, Finder, Seen
+from jetcapture_py.verify.examine import DamagedError, Held, Life, examine
+from jetcapture_py.verify.in_order import in_order
+from jetcapture_py.verify.ranges import Sequences
+
+MOST_LISTED = 10_000
+"""Problems that are kept, of each kind; all are counted."""
+ROUNDS = 10
+"""Times that objects are listed again because some were gone: compaction moves their messages into others."""
+_DEEP_THREADS = 4
+_ATTEMPTS = 3
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, how much of it is done, and how much it is. From any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An object that is not as it should be: its path, and in what."""
+
+    path: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """What was found. `messages` counts every copy of the present life's messages, `quarantined` those in quarantine.
+
+    `older` counts messages of earlier lives. `damaged`, `foreign` and `unsigned` (objects without checksums) are the
+    first of so many. `newest` is the latest timestamp, in microseconds, in objects that end at or before the sequence
+    of interest, 0 without one. `repeated` are sequences that several of the objects that were `seen` have.
+    """
+
+    sequences: Sequences = field(default_factory=Sequences)
+    repeated: Sequences = field(default_factory=Sequences)
+    seen: list[Seen] = field(default_factory=list)
+    copies: Copies = field(default_factory=Copies)
+    objects: int = 0
+    size: int = 0
+    messages: int = 0
+    quarantined: int = 0
+    older: int = 0
+    newest: int = 0
+    damaged: list[Problem] = field(default_factory=list)
+    damaged_count: int = 0
+    foreign: list[str] = field(default_factory=list)
+    foreign_count: int = 0
+    unsigned: list[str] = field(default_factory=list)
+    unsigned_count: int = 0
+    restless: bool = False
+
+
+def survey(shelf: Shelf, stream: str, life: Life | None, bound: int, *, deep: bool, progress: Progress) -> Survey:
+    """Look at every object of the stream. Blocks; call it in a thread. Raises StoreError when nothing can be listed."""
+    found = Survey()
+    seen: set[str] = set()
+    for _ in range(ROUNDS):
+        files = [file for file in shelf.files(stream) if file.place not in seen]
+        seen.update(file.place for file in files)
+        gone = _look(shelf, files, life, bound, found, deep=deep, progress=progress)
+        if not gone:
+            break
+    else:
+        found.restless = True
+    found.damaged.sort(key=lambda problem: problem.path)
+    found.foreign.sort()
+    found.unsigned.sort()
+    found.copies = Finder(shelf, life, found.seen, found.repeated, progress).find()
+    return found
+
+
+def _look(
+    shelf: Shelf,
+    files: list[File],
+    life: Life | None,
+    bound: int,
+    found: Survey,
+    *,
+    deep: bool,
+    progress: Progress,
+) -> bool:
+    """Add what these files hold; whether any of them was gone."""
+    for file in files:
+        if file.name is None and not _hidden(file.path):
+            found.foreign_count += 1
+            found.foreign += [file.path] if len(found.foreign) < MOST_LISTED else []
+    # in the order of the stream, so that the set of sequences is dense wherever it ends
+    named = sorted(((file, file.name) for file in files if file.name), key=lambda pair: pair[1].first_seq)
+    gone = False
+    workers = max(2, min(shelf.threads, _DEEP_THREADS)) if deep else shelf.threads
+
+    def look(item: tuple[File, ObjectName]) -> Outcome:
+        return _examined(shelf, *item, life, deep=deep)
+
+    for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
+        if outcome is None:
+            gone = True
+        elif isinstance(outcome, Held):
+            _add(found, file, outcome, bound)
+        else:
+            found.damaged_count += 1
+            found.damaged += [Problem(path=file.path, reason=outcome)] if len(found.damaged) < MOST_LISTED else []
+        progress("objects", done, len(named))
+    return gone
+
+
+def _hidden(path: str) -> bool:
+    """Whether it is what a store leaves when it is killed before an object is whole; nobody reads it."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".tmp")
+
+
+def _add(found: Survey, file: File, held: Held, bound: int) -> None:
+    found.objects += 1
+    if not held.signed:
+        found.unsigned_count += 1
+        found.unsigned += [file.path] if len(found.unsigned) < MOST_LISTED else []
+    found.size += held.size
+    found.messages += held.messages
+    found.older += held.older
+    if held.name.quarantine:
+        found.quarantined += held.messages
+    if held.messages:
+        found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None))
+        again = found.sequences.add(held.seqs) if held.range is None else found.sequences.add_range(*held.range)
+        if len(again):
+            found.repeated.add(again)
+    if held.messages and held.name.last_seq <= bound:
+        found.newest = max(found.newest, held.newest)
+
+
+Outcome = Held | str | None
+
+
+def _examined(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, deep: bool) -> Outcome:
+    """What an object holds, why it is damaged, or None when it is gone. Damage is looked at twice.
+
+    The same messages may have been stored once more meanwhile, as the same object in other bytes.
+    """
+    reason = ""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return examine(shelf, shelf.again(file) if attempt else file, name, life, deep=deep)
+        except GoneError:
+            return None
+        except DamagedError as error:
+            if reason == str(error):
+                break
+            reason = str(error)
+        except StoreError as error:
+            reason = str(error)
+    return reason

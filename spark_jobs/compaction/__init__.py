@@ -1,0 +1,1 @@
+"""Merge small and overlapping objects."""

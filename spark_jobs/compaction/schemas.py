@@ -1,0 +1,51 @@
+"""Which objects' columns may be merged: where `read_archive` gives the same values and types before and after.
+
+A column may be missing or all null, an integer may become wider, a struct may gain fields. Everything else, such as
+integers beside floats, stays in objects of its own kind: what to make of it is decided when all that is read is known.
+A struct that gained fields shows them as null where other objects' types make its column text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from jetcapture_py.archive.schema import unify
+
+
+def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
+    """Divide schemas into classes that go together: the schema with the columns of all, and the members' indexes."""
+    found: list[tuple[pa.Schema, list[int]]] = []
+    for index, schema in enumerate(schemas):
+        for number, (known, members) in enumerate(found):
+            if known.equals(schema):
+                members.append(index)
+                break
+            if _fields_fit(known, schema, top=True):
+                found[number] = (unify([known, schema]), [*members, index])
+                break
+        else:
+            found.append((schema, [index]))
+    return found
+
+
+def _fields_fit(left: Any, right: Any, *, top: bool) -> bool:
+    known = {field.name.lower(): field for field in left}
+    for field_ in right:
+        other = known.get(field_.name.lower())
+        if other is not None and (other.name != field_.name or not _fits(other.type, field_.type, top=top)):
+            return False
+    return True
+
+
+def _fits(left: pa.DataType, right: pa.DataType, *, top: bool) -> bool:
+    types = pa.types
+    if left == right or types.is_null(left) or types.is_null(right):
+        return True
+    if types.is_struct(left) and types.is_struct(right):
+        return _fields_fit(left, right, top=False)
+    if types.is_list(left) and types.is_list(right):
+        return _fits(left.value_type, right.value_type, top=False)
+    return top and bool(types.is_signed_integer(left) and types.is_signed_integer(right))

@@ -1,0 +1,98 @@
+"""What a compaction did or would do, for people and for machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from jetcapture_py.config.units import escaped
+from spark_jobs.compaction.plan import Source
+from spark_jobs.compaction.unit import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a compaction did to one group, or would do: its objects, their bytes, and how many rows were copies."""
+
+    key: str | None
+    bucket: str
+    objects_before: int
+    objects_after: int
+    bytes_before: int
+    bytes_after: int
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a compaction did, or would do, to the objects it was to look at.
+
+    `left` counts groups that were left alone by why; `errors` are failures, after which another run goes on.
+    """
+
+    dry_run: bool
+    objects_before: int
+    objects_after: int
+    bytes_before: int
+    bytes_after: int
+    duplicates: int
+    changes: tuple[Change, ...]
+    left: Mapping[str, int]
+    errors: tuple[str, ...]
+
+
+def summarize(
+    chosen: Sequence[Source],
+    outcomes: Sequence[Outcome],
+    removed: frozenset[str],
+    errors: Sequence[str],
+    dry_run: bool,
+) -> Summary:
+    """What became of the `chosen` objects, of which `removed` are gone; `errors` are those of removing."""
+    sizes = {source.name.path: source.size for source in chosen}
+    changes = []
+    for outcome in outcomes:
+        gone = [sizes[path] for path in outcome.removable if dry_run or path in removed]
+        if gone or outcome.written:
+            change = Change(
+                key=outcome.key,
+                bucket=f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}",
+                objects_before=outcome.objects,
+                objects_after=outcome.objects + len(outcome.written) - len(gone),
+                bytes_before=outcome.size,
+                bytes_after=outcome.size + sum(size for _, size in outcome.written) - sum(gone),
+                duplicates=outcome.duplicates if gone else 0,
+            )
+            changes.append(change)
+    changes.sort(key=lambda change: (change.key or "", change.bucket))
+    total = sum(sizes.values())
+    return Summary(
+        dry_run=dry_run,
+        objects_before=len(chosen),
+        objects_after=len(chosen) + sum(change.objects_after - change.objects_before for change in changes),
+        bytes_before=total,
+        bytes_after=total + sum(change.bytes_after - change.bytes_before for change in changes),
+        duplicates=sum(change.duplicates for change in changes),
+        changes=tuple(changes),
+        left=dict(Counter(outcome.left for outcome in outcomes if outcome.left and not outcome.failed)),
+        errors=(*(outcome.left for outcome in outcomes if outcome.failed), *errors),
+    )
+
+
+def report(stream: str, summary: Summary) -> Iterator[str]:
+    """The summary as lines for people; of a dry run with what would be done to each group."""
+    if summary.dry_run:
+        for change in summary.changes:
+            key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
+            yield f"{key}, {change.bucket}: {_difference(change)}"
+    verb = "would be " if summary.dry_run else ""
+    yield f"{stream}: {_difference(summary)}; {summary.duplicates:,} duplicate rows {verb}removed"
+    for reason, count in summary.left.items():
+        yield f"{count:,} group{'s' * (count > 1)} left alone: {reason}"
+
+
+def _difference(of: Summary | Change) -> str:
+    before, after = (f"{size / (1 << 20):,.1f} MiB" for size in (of.bytes_before, of.bytes_after))
+    return f"{of.objects_before:,} objects, {before} → {of.objects_after:,} objects, {after}"

@@ -1,0 +1,262 @@
+"""Compacts one unit (see `compact_plan`) on an executor: what is written is read back and compared with what was read.
+
+Nothing is removed here. An `Outcome` says which objects may go once the others are still there and readers have had
+their time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import one_line
+from spark_jobs.archive import LONGEST_INTERVAL
+from spark_jobs.compaction.files import Files, Footer, GoneError
+from spark_jobs.compaction.merge import Identities, Rows, survey
+from spark_jobs.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
+from spark_jobs.compaction.schemas import classes
+
+SEALED_BY = "compact"
+OPEN = "the bucket is not closed yet"
+CHANGED = "another compaction changed it meanwhile"
+DRIFTED = "columns whose types do not go together; objects of each kind were merged for themselves"
+
+_STEPS = 64
+"""Places, at least, at which an object of the target size or a row group could end."""
+_CLOSE = 0.05
+"""Part of an object's intended size that it may lack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to do with a unit: make objects of `target` bytes, if its bucket ended before `closed` (epoch seconds)."""
+
+    target: int
+    closed: float
+    dry_run: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What became of a unit, or of the part of it whose columns go together.
+
+    `written` are path and bytes of the new objects, without a path if they are only planned. All messages are in
+    `holders`, of which the last was written at `since` (epoch seconds), so that `removable` may go; `duplicates`
+    counts rows that are copies. `left` says why not everything was done, `failed` that this is an error.
+    """
+
+    key: str | None
+    bucket: int
+    objects: int = 0
+    size: int = 0
+    written: list[tuple[str, int]] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
+    removable: list[str] = field(default_factory=list)
+    since: float = 0.0
+    duplicates: int = 0
+    left: str = ""
+    failed: bool = False
+
+
+def compact_unit(files: Files, order: Order, sources: Sequence[Source]) -> list[Outcome]:
+    """Compact the objects of one unit. Failures are outcomes, too."""
+    name = sources[0].name
+    found: list[Outcome] = []
+    try:
+        found.extend(_outcomes(files, order, sources))
+    except GoneError:
+        found.append(Outcome(key=name.key, bucket=name.bucket, left=CHANGED))
+    except Exception as error:  # the other units must not suffer
+        text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
+        found.append(Outcome(key=name.key, bucket=name.bucket, left=text, failed=True))
+    finally:
+        files.forget()
+    return found
+
+
+def _outcomes(files: Files, order: Order, sources: Sequence[Source]) -> Iterator[Outcome]:
+    name = sources[0].name
+    footers: list[Footer] = []
+    for some in (sources[:1], sources[1:]):  # a bucket that is open is so by its first object already, most likely
+        footers += files.each(files.footer, some)
+        if name.bucket + _interval(footers) > order.closed:
+            yield Outcome(key=name.key, bucket=name.bucket, left=OPEN)
+            return
+    existing = frozenset(source.name.path for source in sources)
+    kinds = classes([footer.schema for footer in footers])
+    if len(kinds) > 1:
+        yield Outcome(key=name.key, bucket=name.bucket, left=DRIFTED)
+    for schema, members in kinds:
+        unit = Unit(sources[index] for index in members)
+        known = {sources[index].name.path: footers[index] for index in members}
+        yield _Compaction(files, order, unit, [known[each.name.path] for each in unit.sources], schema, existing).run()
+
+
+def _interval(footers: Sequence[Footer]) -> int:
+    """The length of the bucket in seconds; the longest there is, where an object does not say."""
+    return max(int(footer.own.get("interval") or LONGEST_INTERVAL.total_seconds()) for footer in footers)
+
+
+class _Compaction:
+    """Compacts objects of one unit whose columns go together; for planning it is the `Tally` of what they hold."""
+
+    def __init__(
+        self,
+        files: Files,
+        order: Order,
+        unit: Unit,
+        footers: Sequence[Footer],
+        schema: pa.Schema,
+        existing: frozenset[str],
+    ) -> None:
+        self._files = files
+        self._order = order
+        self._unit = unit
+        self._footers = footers
+        self._schema = schema
+        self._existing = existing
+        self._survey = survey(files, unit, footers, min(order.target, ROW_GROUP_BYTES) / _STEPS)
+        self._ratio: float | None = None
+        name = unit.sources[0].name
+        self._block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine)
+        self._encoder = Encoder(
+            stream=name.stream,
+            interval=_interval(footers),
+            compression=footers[0].codec,
+            stream_created=_all_of(footers, "stream_created"),
+            consumer=_all_of(footers, "consumer"),
+            key_rule=_agreed(footers, "key_rule"),
+        )
+
+    def run(self) -> Outcome:
+        """Write what is to be written, and say what may be removed."""
+        unit, survey_ = self._unit, self._survey
+        done = Outcome(
+            key=self._block.key, bucket=self._block.bucket, objects=len(unit.sources), size=int(unit.sizes.sum())
+        )
+        holders: list[ObjectName] = []
+        for span in spans(unit, self._order.target, self):
+            if span.kept is not None:
+                holders.append(unit.sources[span.kept].name)
+            elif self._order.dry_run:
+                size = self.size(span.first, span.end)
+                count = max(1, round(size / self._order.target))
+                done.written += [("", int(size / count))] * count
+            else:
+                holders += self._write(span, done)
+        done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
+        if self._order.dry_run:
+            kept = {name.path for name in holders}
+            done.removable = [each.name.path for each in unit.sources if each.name.path not in kept]
+            return done
+        done.holders = [name.path for name in holders]
+        done.removable = [unit.sources[index].name.path for index in removable(unit, holders)]
+        if done.removable:
+            done.since = time.time() if done.written else max(map(self._files.modified, done.holders))
+        return done
+
+    def rows(self, first: int, end: int) -> int:
+        """Distinct rows, exactly."""
+        return self._survey.rows(first, end)
+
+    def size(self, first: int, end: int) -> float:
+        """Bytes, judged by how the first rows of the unit compress, and later by those that were last written."""
+        return self._survey.weight(first, end) * self._rate()
+
+    def _rate(self) -> float:
+        """How many bytes become of one before compression."""
+        if self._ratio is None:
+            begin = self._unit.first
+            upto = self._survey.ahead(begin, ROW_GROUP_BYTES)
+            with ObjectWriter(self._encoder, self._block, self._schema) as sample:
+                sample.write(self._rows(begin, upto).take(upto))
+                self._ratio = sample.size / self._survey.weight(begin, upto)
+        return self._ratio
+
+    def _rows(self, first: int, end: int) -> Rows:
+        return Rows(self._files, self._unit, self._footers, self._schema, first, end)
+
+    def _write(self, span: Span, done: Outcome) -> list[ObjectName]:
+        """Write a span as objects of about the target size."""
+        rows = self._rows(span.first, span.end)
+        names = []
+        begin = span.first
+        while begin < span.end:
+            encoded, end = self._encode(rows, begin, span.end)
+            while encoded.data.size > self._order.target * TOLERANCE:  # its rows do not compress as those before
+                rows, before = self._rows(begin, span.end), end
+                encoded, end = self._encode(rows, begin, span.end)
+                if end >= before:
+                    break
+            if encoded.name.path not in self._existing:
+                self._files.put(encoded.name, encoded.data)
+                done.written.append((encoded.name.path, encoded.data.size))
+            self._check(Source(encoded.name, encoded.data.size), begin, end)
+            names.append(encoded.name)
+            begin = end
+        return names
+
+    def _encode(self, rows: Rows, begin: int, end: int) -> tuple[EncodedBlock, int]:
+        """One object of the rows that begin at `begin`, and where the next one begins."""
+        with ObjectWriter(self._encoder, self._block, self._schema) as writer:
+            position = begin
+            while (cut := self._cut(begin, position, end, writer.size)) > position:
+                weight = self._survey.weight(position, cut)
+                position = min(cut, self._survey.ahead(position, weight / max(1, round(weight / ROW_GROUP_BYTES))))
+                table = rows.take(position)
+                if table.num_rows:
+                    writer.write(table)
+                    self._ratio = writer.size / self._survey.weight(begin, position)
+            return writer.finish(SEALED_BY), position
+
+    def _cut(self, begin: int, position: int, end: int, written: int) -> int:
+        """Where the object that begins at `begin` is to end, now that `written` bytes, up to `position`, are in it."""
+        target, survey_, unit = self._order.target, self._survey, self._unit
+        if position == end or unit.sizes[unit.touching(begin, end)].sum() < target * TOLERANCE:
+            return end
+        total = written + self.size(position, end)
+        intended = total / max(1, round(total / target))
+        if intended == total:
+            return end
+        lacking = intended - written
+        near = position if lacking <= intended * _CLOSE else survey_.ahead(position, lacking / self._rate())
+        for mark in survey_.marks[(survey_.marks >= near) & (survey_.marks < end)].tolist():
+            if unit.may_hold(begin, mark, self.rows(begin, mark)) and unit.may_hold(mark, end, self.rows(mark, end)):
+                return int(mark)
+        return end
+
+    def _check(self, stored: Source, first: int, end: int) -> None:
+        """Read an object back: it must hold exactly the rows of the span, and what its name says. Raises."""
+        name = stored.name
+        footer = self._files.footer(stored)
+        found = Identities.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
+        messages = ~Identities(found.seqs, found.times, 0 * found.rows).repeated()
+        digest = layout.digest(found.seqs[messages].tobytes(), found.times[messages].tobytes())
+        checks = int(found.checks().sum()) if len(found.seqs) else 0
+        if (
+            (footer.rows, len(found.seqs)) != (name.rows, name.rows)
+            or found.repeated().any()
+            or digest != name.digest
+            or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
+        ):
+            raise JetcaptureError(f"{self._files.shown}/{name.path} does not hold what was read: its sources stay")
+
+
+def _agreed(footers: Sequence[Footer], entry: str) -> str | None:
+    """What all footers say; None if they differ, or one does not say it."""
+    values = {footer.own.get(entry) for footer in footers}
+    return values.pop() if len(values) == 1 else None
+
+
+def _all_of(footers: Sequence[Footer], entry: str) -> str:
+    """What the footers say, one thing but for recreated streams and renamed consumers; "" where one does not know."""
+    values: Mapping[str, None] = dict.fromkeys(footer.own.get(entry, "") for footer in footers)
+    return "" if "" in values else ",".join(values)

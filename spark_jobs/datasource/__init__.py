@@ -1,0 +1,1 @@
+"""The `nats` data source."""

@@ -1,0 +1,219 @@
+"""Where a read begins and ends, as stream sequences, and how a range of them is divided among tasks.
+
+An offset is what is read next: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything before
+sequence 101 was read. The time of creation is part of it because a recreated stream starts its sequences again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import ApiError
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.session import Session
+
+LOOKING = 0.1
+"""Seconds after which a limited batch is no longer extended over further gaps."""
+
+WORTH_A_TASK = 20_000
+"""Sequences for which a further task pays off, unless the user says how many tasks there are to be."""
+
+LAST_PER_SUBJECT = "last_per_subject"
+
+
+@dataclass(frozen=True, slots=True)
+class Range(InputPartition):
+    """What one task reads: sequences from `first` up to, and without, `end`, of the stream created at `created`.
+
+    With `per_subject` only the messages among them that are the last of their subject when they are read.
+    """
+
+    first: int
+    end: int
+    created: str
+    per_subject: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """A stream as the server tells it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1.
+
+    `gaps` says whether some of these sequences have no message, `replicated` whether other servers hold copies, and
+    `keeps_latest` whether the stream limits the messages of a subject, so that new ones displace old ones.
+    """
+
+    created: str
+    first: int
+    last: int
+    gaps: bool
+    replicated: bool
+    keeps_latest: bool
+
+
+def stream_state(answer: dict[str, Any]) -> StreamState:
+    """Read the server's answer to STREAM.INFO."""
+    state, config = answer["state"], answer["config"]
+    first, last = max(1, state["first_seq"]), state["last_seq"]
+    return StreamState(
+        created=answer["created"],
+        first=first,
+        last=last,
+        gaps=last + 1 - first > state["messages"],
+        replicated=config.get("num_replicas", 1) > 1,
+        keeps_latest=config.get("max_msgs_per_subject", -1) > 0,
+    )
+
+
+async def find_message(session: Session, stream: str, **wanted: Any) -> int | None:
+    """Sequence of the message that STREAM.MSG.GET answers `wanted` with; the stream's leader is asked."""
+    try:
+        answer = await session.request(f"STREAM.MSG.GET.{stream}", wanted)
+    except ApiError:  # there is no such message; all else is a SourceError
+        return None
+    return int(answer["message"]["seq"])
+
+
+async def find_next(session: Session, options: ReadOptions, seq: int) -> int | None:
+    """Sequence of the first message from `seq` on that the subjects match."""
+    found = [
+        await find_message(session, options.stream, seq=seq, next_by_subj=subject)
+        for subject in options.subjects or (">",)
+    ]
+    return min((match for match in found if match is not None), default=None)
+
+
+class Positions:
+    """Finds sequences in the stream of `options`. Raises SourceError when the server refuses or is away too long."""
+
+    def __init__(self, session: Session, options: ReadOptions) -> None:
+        self._session = session
+        self._options = options
+        self._stream = options.stream
+
+    def state(self) -> StreamState:
+        """The stream now."""
+        return stream_state(self._session.ask(f"STREAM.INFO.{self._stream}"))
+
+    def first(self, state: StreamState) -> int:
+        """The sequence that `startingOffsets` or `startingTimestamp` mean in `state`."""
+        if self._options.starting_timestamp is not None:
+            return self._at(self._options.starting_timestamp)
+        start = self._options.starting_offsets
+        if isinstance(start, int):
+            return start
+        if start in ("latest", "new"):
+            return state.last + 1
+        if start == "last":
+            return self.last_match(state) or state.last + 1
+        return state.first
+
+    def end(self, state: StreamState) -> int:
+        """The sequence before which `endingOffsets` or `endingTimestamp` end, of what is there in `state`."""
+        end = self._options.ending_offsets
+        if self._options.ending_timestamp is not None:
+            end = self._at(self._options.ending_timestamp)
+        return min(end, state.last + 1) if isinstance(end, int) else state.last + 1
+
+    def last_match(self, state: StreamState) -> int:
+        """Sequence of the last message that the subjects match, 0 without one."""
+        subjects = self._options.subjects or (">",)
+        if ">" in subjects and not state.gaps:
+            return state.last if state.first <= state.last else 0
+        subjects = _EVERY_SUBJECT if ">" in subjects else subjects
+        run, find = self._session.run, partial(find_message, self._session, self._stream)
+        return max(run(find(last_by_subj=subject)) or 0 for subject in subjects)
+
+    def next_match(self, seq: int) -> int | None:
+        """Sequence of the first message from `seq` on that the subjects match."""
+        return self._session.run(find_next(self._session, self._options, seq))
+
+    def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
+        """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
+
+        Gaps are found by asking for the next message after one sequence, then after two more, four more and so on
+        until there is a gap. The time for that is bounded, and what is left of `most` is then one run of sequences.
+        """
+        if end - first <= most or not (state.gaps or self._options.subjects):
+            return min(end, first + most)
+        deadline = time.monotonic() + LOOKING
+        at, step = self.next_match(first), 1
+        while at is not None and at < end and most > 0:
+            step = min(step, most) if time.monotonic() < deadline else most
+            most -= step
+            behind = at + step
+            at = self.next_match(behind)
+            step = 2 * step if at == behind else 1
+        return end if at is None else min(at, end)
+
+    def _at(self, moment: datetime) -> int:
+        """Sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
+        name = consumer_name()
+        config = {
+            "name": name,
+            "deliver_policy": "by_start_time",
+            "opt_start_time": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+            **SHORT_LIVED,
+        }
+        answer = self._session.ask(
+            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
+        )
+        self._session.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
+        return int(answer["delivered"]["stream_seq"]) + 1
+
+
+_EVERY_SUBJECT = ("*", "*.>")
+"""All subjects, in words for which the server finds the last message: for `>` it looks at the last sequence only, whose
+message may have been deleted."""
+
+SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
+"""Settings of a consumer that is ours alone; the server forgets it by itself, should we be killed."""
+
+
+def consumer_name() -> str:
+    """A name that no other consumer has."""
+    return f"jetcapture-read-{uuid.uuid4().hex}"
+
+
+def check_created(stream: str, expected: str, actual: str) -> None:
+    """Raise SourceError when the stream is not the one that was read so far."""
+    if actual != expected:
+        raise SourceError(
+            f"stream {stream} was deleted and created again ({expected}, now {actual}): what was not read is gone; "
+            "failOnDataLoss=false goes on with the new one"
+        )
+
+
+def check_there(stream: str, first: int, state: StreamState) -> None:
+    """Raise SourceError unless the stream has everything from `first` on, or ends just before it."""
+    if first < state.first:
+        raise SourceError(
+            f"messages {first} to {state.first - 1} of stream {stream} are gone: it begins with {state.first}; "
+            "failOnDataLoss=false goes on from there"
+        )
+    if first > state.last + 1:
+        raise SourceError(
+            f"stream {stream} ends with message {state.last}, before {first}: the server has lost messages, or the "
+            "position is wrong; failOnDataLoss=false goes on from the end"
+        )
+
+
+def split(first: int, end: int, created: str, parts: int | None) -> list[Range]:
+    """The range in parts of the same size: `parts` of them, or as many as this machine has cores and are worth it."""
+    size = end - first
+    if size <= 0:
+        return []
+    if parts is None:
+        parts = min(os.cpu_count() or 1, -(-size // WORTH_A_TASK))
+    parts = min(parts, size)
+    bounds = [first + size * part // parts for part in range(parts + 1)]
+    return [Range(low, high, created) for low, high in pairwise(bounds)]

@@ -1,0 +1,151 @@
+"""The options of the `nats` data source, checked whole: what is wrong or unknown is one clear line each.
+
+Case and underscores in an option's name do not count, because Spark itself forgets the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from jetcapture_py.config import values as types
+from jetcapture_py.config.messages import did_you_mean, problems, wrong
+from jetcapture_py.config.model import NatsConfig, Section
+from jetcapture_py.config.units import quoted
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.jetstream.publish.publisher import WINDOW
+from spark_jobs.publishing import login
+
+_SPARKS_OWN = ("checkpointlocation",)
+"""What Spark itself adds to the options of a sink."""
+
+
+def _position(*words: str) -> BeforeValidator:
+    """One of `words`, or a sequence."""
+
+    def check(value: object) -> int | str:
+        text = str(value).lower()
+        if text in words:
+            return text
+        if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63:
+            return int(text)
+        raise ValueError(f"expected {', '.join(words)} or a sequence from 1, got {quoted(value)}")
+
+    return BeforeValidator(check)
+
+
+def _parts(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+class Options(Section):
+    """What reading and writing have in common."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    nats: NatsConfig
+
+
+class WriteOptions(Options):
+    """Where rows go; `window` is how many messages are under way at once, for each task."""
+
+    subject: str | None = None
+    window: types.Count = WINDOW
+
+
+class ReadOptions(Options):
+    """What to read, from a first position to an end that is exclusive, and as which columns.
+
+    `timeout` in seconds is how long NATS may be unavailable.
+    """
+
+    stream: types.Name
+    subjects: Annotated[tuple[types.FilterSubject, ...], BeforeValidator(_parts)] = ()
+    starting_offsets: Annotated[int | str, _position("earliest", "latest", "new", "last", "last_per_subject")] = (
+        "earliest"
+    )
+    starting_timestamp: types.StartTime | None = None
+    ending_offsets: Annotated[int | str, _position("latest")] = "latest"
+    ending_timestamp: types.StartTime | None = None
+    max_offsets_per_trigger: types.Count | None = None
+    min_partitions: types.Count | None = None
+    fail_on_data_loss: bool = True
+    include_headers: bool = False
+    format: Literal["raw", "json"] = "raw"
+    columns: str = ""
+    timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
+    mode: Annotated[Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"], BeforeValidator(_upper)] = "PERMISSIVE"
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        for name in ("starting", "ending"):
+            both = {f"{name}_offsets", f"{name}_timestamp"}
+            if both <= self.model_fields_set:
+                raise wrong(f"{name}Timestamp", f"cannot be used together with {name}Offsets")
+        if self.columns and self.format == "raw":
+            raise wrong("columns", "only with format json")
+        return self
+
+    def for_batch(self) -> Self:
+        """These options, or ConfigError when they say what only a streaming query can do."""
+        if self.max_offsets_per_trigger is not None:
+            raise ConfigError("maxOffsetsPerTrigger: only in a streaming query")
+        if self.starting_offsets in ("latest", "new"):
+            raise ConfigError(f"startingOffsets: {self.starting_offsets} is only for streaming queries: nothing is new")
+        return self
+
+    def for_stream(self) -> Self:
+        """These options, or ConfigError when they say what only a bounded read can do."""
+        for name in ("ending_offsets", "ending_timestamp"):
+            if name in self.model_fields_set:
+                raise ConfigError(f"{to_camel(name)}: a streaming query has no end")
+        return self
+
+
+_NO_TABLES = (
+    "Spark keeps no options of a table for a data source in Python; "
+    "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
+)
+
+Kind = TypeVar("Kind", bound=Options)
+
+
+def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
+    """The options, checked; raises ConfigError, which never shows a secret.
+
+    No option at all is no way to ask for the default server: a table that CREATE TABLE made comes without any.
+    """
+    if not given:
+        raise ConfigError(f"there are no options, not even servers: if this is a table, {_NO_TABLES}")
+    if any(name.lower() == "provider" for name in given):
+        raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
+    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
+    names |= {_fold(name): name for name in login.OPTIONS}
+    chosen: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() in _SPARKS_OWN:
+            continue
+        if name.lower() == "path":
+            raise ConfigError("path: NATS has none; load() and save() take no argument")
+        if _fold(name) not in names:
+            raise ConfigError(f"{name}: unknown option{did_you_mean(name, names.values())}")
+        chosen[names[_fold(name)]] = value
+    logins = {name: value for name, value in chosen.items() if name in login.OPTIONS}
+    data: dict[str, Any] = {name: value for name, value in chosen.items() if name not in logins}
+    data["nats"] = login.nats_config(logins)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        found = problems(error, kind)
+    raise ConfigError(*found)
+
+
+def _fold(name: str) -> str:
+    return name.replace("_", "").lower()

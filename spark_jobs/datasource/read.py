@@ -1,0 +1,191 @@
+"""Reads JetStream: bounded, or as a streaming query whose progress is in Spark's checkpoint alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.fetch import Fetch
+from spark_jobs.datasource.offsets import (
+    LAST_PER_SUBJECT,
+    Positions,
+    Range,
+    StreamState,
+    check_created,
+    check_there,
+    split,
+)
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.session import MissingStreamError, Session
+
+POLL = 0.05
+"""Least seconds between two looks at a stream: Spark itself would look a hundred times a second."""
+
+Offset = dict[str, Any]
+
+
+def read(options: ReadOptions, schema: StructType, part: Range) -> Iterator[pa.RecordBatch]:
+    """The messages of one task's range."""
+    if part.first < part.end:
+        columns = Columns(options, schema)
+        with Session(options, f"jetcapture spark {options.stream}") as session:
+            yield from columns.batches(Fetch(session, options, part, bare=columns.bare), part)
+
+
+class BatchReader(DataSourceReader):
+    """A bounded read. Raises ConfigError when the columns cannot be read."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        Columns(options, schema)
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[Range]:
+        """The range, as it is now, divided among tasks."""
+        options = self._options
+        with Session(options, f"jetcapture spark {options.stream}") as session:
+            positions = Positions(session, options)
+            state = positions.state()
+            first, end = positions.first(state), positions.end(state)
+            if options.starting_offsets == LAST_PER_SUBJECT:
+                return [Range(first, end, state.created, per_subject=True)]
+            first = max(first, state.first)
+            if options.subjects:  # what is before their first message may go
+                first = positions.next_match(first) or end
+            if options.fail_on_data_loss and isinstance(options.starting_offsets, int):
+                check_there(options.stream, options.starting_offsets, positions.state())
+        parts = split(first, end, state.created, options.min_partitions)
+        return parts or [Range(end, end, state.created)]  # Spark insists on one
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one partition."""
+        return read(self._options, self._schema, cast("Range", partition))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read.
+
+    Spark keeps the end of each batch, but not where the first one began: it asks again after a restart, and by then
+    `latest` is somewhere else. So the end of the first batch carries its beginning with it.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        Columns(options, schema)
+        self._options, self._schema = options, schema
+        self._session: Session | None = None
+        self._initial: Offset | None = None
+        self._latest: Offset | None = None
+        self._until: StreamState | None = None
+        self._looked = 0.0
+        self._match = (0, 0)  # the last message that the subjects match, and the stream's last one then
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_session": None}
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Where a new query begins; the same however often Spark asks."""
+        if self._initial is None:
+            state = self._state()
+            self._initial = {**self._offset(state, self._positions.first(state)), "initial": True}
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
+        """`maxOffsetsPerTrigger`."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
+        """From now on, only what the stream holds at this moment."""
+        with contextlib.suppress(MissingStreamError):  # and then there is nothing
+            self._until = self._state()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
+        """The end of the next batch; `start` itself when there is nothing new."""
+        try:
+            state = self._state()
+        except MissingStreamError:
+            if self._options.fail_on_data_loss:
+                raise
+            return start  # until it is created again
+        first = self._first(start, state)
+        end = self._end(first, state)
+        snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
+        if isinstance(limit, ReadMaxRows) and not snapshot:
+            end = self._positions.limited(first, end, limit.max_rows, state)
+        self._latest = self._offset(state, state.last + 1)
+        found = self._offset(state, end)
+        if start.get("initial"):
+            return {**found, "start": start}
+        same = (found["created"], found["seq"]) == (start["created"], start["seq"])
+        return start if same else found
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
+        """The stream's end, for the query's progress."""
+        return self._latest
+
+    def partitions(self, start: Offset, end: Offset) -> list[Range]:
+        """The batch, divided among tasks."""
+        start = end.get("start", start)
+        first = start["seq"] if start["created"] == end["created"] else 1
+        if start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT:
+            return [Range(1, end["seq"], end["created"], per_subject=True)]
+        return split(first, end["seq"], end["created"], self._options.min_partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one partition."""
+        return read(self._options, self._schema, cast("Range", partition))
+
+    def stop(self) -> None:
+        """Leave NATS."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    @property
+    def _positions(self) -> Positions:
+        if self._session is None:
+            self._session = Session(self._options, f"jetcapture spark {self._options.stream}")
+        return Positions(self._session, self._options)
+
+    def _state(self) -> StreamState:
+        time.sleep(max(0.0, self._looked + POLL - time.monotonic()))
+        state = self._positions.state()
+        self._looked = time.monotonic()
+        return state
+
+    def _offset(self, state: StreamState, seq: int) -> Offset:
+        return {"stream": self._options.stream, "created": state.created, "seq": seq}
+
+    def _first(self, start: Offset, state: StreamState) -> int:
+        """What is read next; unless told otherwise, that it must still be there."""
+        stream, per_subject = self._options.stream, self._options.starting_offsets == LAST_PER_SUBJECT
+        if self._options.fail_on_data_loss:
+            check_created(stream, start["created"], state.created)
+            if not (per_subject and start.get("initial")):
+                check_there(stream, start["seq"], state)
+        if start["created"] != state.created:
+            return state.first
+        return min(max(int(start["seq"]), state.first), state.last + 1)
+
+    def _end(self, first: int, state: StreamState) -> int:
+        """What lies behind the last message to be read.
+
+        Without one that the subjects match there is no batch, unless the query would fall so far behind that the
+        stream, as it forgets old messages, might seem to have forgotten some that were not read.
+        """
+        behind = state.last + 1
+        if self._until is not None and self._until.created == state.created:
+            behind = min(behind, self._until.last + 1)
+        if self._match[1] != state.last:
+            self._match = self._positions.last_match(state), state.last
+        last = self._match[0]
+        if last >= first:
+            return max(first, min(last + 1, behind))
+        return max(first, behind) if behind - first > (state.last + 1 - state.first) / 2 else first

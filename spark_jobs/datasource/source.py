@@ -1,0 +1,66 @@
+"""The `nats` data source: JetStream live, read and written by Spark, in pure Python.
+
+    spark.read.format("nats").option("servers", "nats://…").option("stream", "ORDERS").load()
+
+A read has the archive's envelope columns, so that live and archived messages make one table. A streaming query keeps
+its progress in Spark's checkpoint; the stream's consumers are not touched. Spark finds this class by itself once the
+package is installed, through the module `pyspark_nats`.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+NAME = "nats"
+
+
+class NatsDataSource(DataSource):
+    """What Spark asks for the parts of the source. They are imported when they are needed: this module is loaded in
+    every Spark session that looks for any Python data source."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return NAME
+
+    def schema(self) -> str:
+        """The columns of a read for which the user gave none."""
+        from spark_jobs.datasource.columns import schema_text
+        from spark_jobs.datasource.options import ReadOptions, parse
+
+        return schema_text(parse(ReadOptions, self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`."""
+        from spark_jobs.datasource.options import ReadOptions, parse
+        from spark_jobs.datasource.read import BatchReader
+
+        return BatchReader(parse(ReadOptions, self.options).for_batch(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """For `spark.readStream`."""
+        from spark_jobs.datasource.options import ReadOptions, parse
+        from spark_jobs.datasource.read import StreamReader
+
+        return StreamReader(parse(ReadOptions, self.options).for_stream(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `df.write` and `INSERT INTO` a temporary view."""
+        from spark_jobs.datasource.options import WriteOptions, parse
+        from spark_jobs.datasource.write import BatchWriter
+
+        return BatchWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """For `df.writeStream`."""
+        from spark_jobs.datasource.options import WriteOptions, parse
+        from spark_jobs.datasource.write import StreamWriter
+
+        return StreamWriter(parse(WriteOptions, self.options), schema, overwrite=overwrite)

@@ -1,0 +1,132 @@
+"""Publishes Arrow batches from an executor: a connection by any way to log in, one loop, every message acknowledged.
+
+This is what a replay and the data source's writer have in common. It runs in the process of a Spark task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+
+import pyarrow as pa
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.jetstream.connection import connect
+from jetcapture_py.jetstream.publish.publisher import WINDOW, Publisher
+from jetcapture_py.jetstream.wire.client import Connection
+from spark_jobs.publishing.login import nats_config
+
+EXTRA = "header:"
+"""In front of a header's name in the name of a column: a string for each row, null for none."""
+LINES = "header_lines"
+"""A column of whole header lines, as they are, null for none."""
+DUE = "due"
+"""A column that says when a row is to be published, in microseconds after the first one, ascending."""
+
+Login = NatsConfig | Mapping[str, str]
+
+_INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
+
+_PATIENCE = 20.0
+"""Seconds that unreachable servers are tried before the task fails. Later, the publisher's patience counts."""
+_PAUSE = 0.1
+"""Seconds; before a longer pause, everything is acknowledged, because nobody would notice if it were not."""
+
+
+def instructs(header: str) -> bool:
+    """Whether a header tells a server what to do with the message. Sent again, it would be obeyed again."""
+    return _INSTRUCTIONS.fullmatch(header) is not None
+
+
+def publish_batches(
+    batches: Iterable[pa.RecordBatch], login: Login, window: int = WINDOW, *, stored: bool = False
+) -> tuple[int, int]:
+    """Publish all rows in order; how many were acknowledged, and how many of these the stream knew already.
+
+    `batches` have the columns `subject` (string) and `payload` (binary or string), and may have `id` (string: the
+    message id, with which a message survives a lost connection and a retried task), `headers` (map<string,
+    list<string>>), `header:NAME`, `header_lines` and `due`. They are read in a thread while messages are under way.
+    `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages. `stored` as in
+    `Publisher.publish_batch`. Raises SourceError; with no batch, nothing is connected to.
+    """
+    return asyncio.run(_publish(iter(batches), login, window, stored))
+
+
+async def open_connection(login: Login, name: str = "jetcapture replay", *, patience: float = _PATIENCE) -> Connection:
+    """A connection that stays through restarts of the server; one that is down now is tried for `patience` seconds.
+
+    Raises SourceError, or ConfigError for the options.
+    """
+
+    async def ignore(*_: object) -> None:
+        """What matters ends in an exception of whoever waits for an answer."""
+
+    return await connect(
+        login if isinstance(login, NatsConfig) else nats_config(login),
+        name,
+        on_disconnected=ignore,
+        on_reconnected=ignore,
+        on_closed=ignore,
+        on_error=ignore,
+        patience=patience,
+    )
+
+
+async def close_connection(nc: Connection) -> None:
+    """Close it, whatever has become of the server."""
+    with suppress(OSError):  # nats-py passes on what a dead server did to the socket
+        await nc.close()
+
+
+async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int, stored: bool) -> tuple[int, int]:
+    batch = await asyncio.to_thread(next, batches, None)
+    if batch is None:
+        return 0, 0
+    nc = await open_connection(login)
+    try:
+        async with Publisher(nc, window=window) as publisher:
+            began = asyncio.get_running_loop().time()
+            while batch is not None:
+                following = asyncio.create_task(asyncio.to_thread(next, batches, None))
+                try:
+                    if DUE in batch.schema.names:
+                        await _publish_in_time(publisher, batch, began, stored)
+                    else:
+                        await _publish_batch(publisher, batch, stored)
+                finally:
+                    batch = await following
+            await publisher.flush()
+            return publisher.published, publisher.duplicates
+    finally:
+        await close_connection(nc)
+
+
+async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:
+    """Publish each row when it is due; `began` is the time of the first one. What is late is published at once."""
+    loop = asyncio.get_running_loop()
+    dues = batch.column(DUE).to_numpy() / 1e6 + began
+    position = 0
+    while position < len(dues):
+        stop = int(dues.searchsorted(loop.time(), side="right"))
+        if stop > position:
+            await _publish_batch(publisher, batch.slice(position, stop - position), stored)
+            position = stop
+            continue
+        if dues[position] - loop.time() > _PAUSE:
+            await publisher.flush()
+        await asyncio.sleep(max(0.0, dues[position] - loop.time()))
+
+
+async def _publish_batch(publisher: Publisher, batch: pa.RecordBatch, stored: bool) -> None:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    await publisher.publish_batch(
+        columns["subject"],
+        columns["payload"],
+        columns.get("headers"),
+        columns.get("id"),
+        extra={name.removeprefix(EXTRA): values for name, values in columns.items() if name.startswith(EXTRA)},
+        lines=columns.get(LINES),
+        stored=stored,
+    )

@@ -1,0 +1,73 @@
+"""NATS's subject patterns: `*` stands for one token, `>` for one or more at the end. In Python and as Spark columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import reduce
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.publish.frames import MAX_SUBJECT_BYTES, PLAIN_SUBJECT
+
+_TOKEN = re.compile(r"[^\s.]+")
+_SUBJECT = r"(?U)^[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*\z"
+_WILDCARD = r"(^|\.)[*>](\.|\z)"
+_SERVERS = r"^\$(JS|SYS)\."
+
+
+def check_pattern(pattern: str) -> str:
+    """The pattern; raises JetcaptureError when it is none."""
+    tokens = pattern.split(".")
+    if not all(_TOKEN.fullmatch(token) for token in tokens) or ">" in tokens[:-1]:
+        raise JetcaptureError(f"{pattern!r} is no pattern of subjects: orders.*.new or orders.> would be one")
+    return pattern
+
+
+def is_odd(subject: Column) -> Column:
+    """Whether `publish_frames.check_subject` would refuse the subject; false for null."""
+    valid = subject.rlike(_SUBJECT) & ~subject.rlike(_WILDCARD) & ~subject.rlike(_SERVERS)
+    plain = subject.rlike(PLAIN_SUBJECT)
+    return sf.coalesce(~plain & ~valid | (sf.octet_length(subject) > MAX_SUBJECT_BYTES), sf.lit(False))  # noqa: FBT003
+
+
+def covers(pattern: str, other: str) -> bool:
+    """Whether every subject that matches `other` matches `pattern`."""
+    mine, theirs = pattern.split("."), other.split(".")
+    for place, word in enumerate(mine):
+        if word == ">":
+            return len(theirs) > place
+        if place >= len(theirs) or theirs[place] == ">" or word not in ("*", theirs[place]):
+            return False
+    return len(mine) == len(theirs)
+
+
+def overlaps(pattern: str, other: str) -> bool:
+    """Whether a subject can match both."""
+    mine, theirs = pattern.split("."), other.split(".")
+    for one, another in zip(mine, theirs, strict=False):
+        if ">" in (one, another):
+            return True
+        if "*" not in (one, another) and one != another:
+            return False
+    return len(mine) == len(theirs)
+
+
+def matching(subject: Column, patterns: Iterable[str]) -> Column:
+    """Whether the subject matches one of the patterns, in a form that Spark can decide by a file's statistics where
+    the pattern allows it."""
+    return reduce(lambda one, another: one | another, (_matching(subject, each) for each in patterns), sf.lit(False))  # noqa: FBT003
+
+
+def _matching(subject: Column, pattern: str) -> Column:
+    tokens = pattern.split(".")
+    if not {"*", ">"} & set(tokens):
+        return subject == sf.lit(pattern)
+    if pattern == ">":
+        return subject.isNotNull()
+    if "*" not in tokens:
+        return subject.startswith(pattern[:-1]) & (sf.length(subject) >= len(pattern))
+    wanted = {"*": r"[^.]+", ">": r".+"}
+    return subject.rlike("(?s)^" + r"\.".join(wanted.get(token) or re.escape(token) for token in tokens) + r"\z")

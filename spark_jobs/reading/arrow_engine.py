@@ -1,0 +1,190 @@
+"""Reads objects without Spark's own file systems: by fsspec and Arrow, in Spark's Python workers.
+
+For a Spark that has no file system for the store, and cannot be given one. It is slower than Spark's own reader, but
+fetches only the columns that are named and the row groups that may hold what is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial, reduce
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as st
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.decode import conform
+from spark_jobs.reading.overlaps import Range
+
+_ROWS_OF_A_TASK = 250_000
+_LEAST_TASKS = 16
+"""What so many objects at least are divided into, however few rows they have: a request waits for the store."""
+_SMALL = 4 << 20
+"""Bytes of an object that is fetched in one request."""
+_BATCH_BYTES = 8 << 20
+_MOST_ROWS = 1 << 16
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowEngine:
+    """Opens `url` with fsspec's `options` on every worker; row groups wholly before `start` or after `end` are left
+    out, and others may hold messages from outside of that range."""
+
+    url: str
+    options: Mapping[str, Any] = field(repr=False)
+    start: datetime | None
+    end: datetime | None
+
+    def frame(
+        self,
+        spark: SparkSession,
+        names: Sequence[ObjectName],
+        schema: st.StructType,
+        parts: Mapping[ObjectName, Sequence[Range]] | None,
+    ) -> DataFrame:
+        """The objects, or these parts of them, with the columns that `schema` names, partitions among them."""
+        largest = sorted(names, key=lambda name: name.rows, reverse=True)
+        objects = pa.table(
+            {
+                "path": pa.array([name.path for name in largest], pa.string()),
+                "key": pa.array([name.key for name in largest], pa.string()),
+                "date": [_partition(name, -2) for name in largest],
+                "hour": [_partition(name, -1) for name in largest],
+                "ranges": pa.array(
+                    [None if parts is None else [list(ends) for ends in parts[name]] for name in largest],
+                    pa.list_(pa.list_(pa.int64())),
+                ),
+            }
+        )
+        tasks = min(len(names), max(_LEAST_TASKS, sum(name.rows for name in names) // _ROWS_OF_A_TASK))
+        sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
+        fields = pa.schema([pa.field(column.name, _arrow_type(column.dataType)) for column in schema])
+        read = partial(_read, self, fields, str if sensitive else str.casefold)
+        return spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, schema)
+
+
+def _partition(name: ObjectName, position: int) -> str:
+    return name.directory.split("/")[position].partition("=")[2]
+
+
+def _read(engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], batches: Batches) -> Batches:
+    """What runs in a worker: the rows of the objects that `batches` name."""
+    fs, root = fsspec.url_to_fs(engine.url, **engine.options)
+    for batch in batches:
+        for row in batch.to_pylist():
+            place = f"{str(root).rstrip('/')}/{row['path']}"
+            partitions = {name: row[name] for name in layout.PARTITIONS}
+            try:
+                with fs.open(place, "rb", cache_type="none") as file:
+                    for found in rows_of(file, engine, schema, fold, row["ranges"]):
+                        yield _shaped(found, schema, fold, partitions)
+            except (OSError, pa.ArrowException) as error:
+                raise JetcaptureError(f"cannot read {place}: {one_line(str(error))}") from error
+
+
+def rows_of(
+    file: Any, engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], ranges: Sequence[Range] | None
+) -> Batches:
+    """The columns of the object that are in `schema`, of the row groups that may hold what is wanted."""
+    source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
+    with pq.ParquetFile(source, pre_buffer=True) as parquet:
+        wanted = {fold(name) for name in schema.names} - set(layout.PARTITIONS)
+        columns = [name for name in parquet.schema_arrow.names if fold(name) in wanted]
+        if ranges is not None and layout.SEQ not in columns:
+            columns.append(layout.SEQ)
+        groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
+        chosen = [index for index, group in enumerate(groups) if _may_hold(group, engine, ranges)]
+        weight = sum(groups[index].total_byte_size for index in chosen)
+        rows = sum(groups[index].num_rows for index in chosen)
+        size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, weight)))
+        for batch in parquet.iter_batches(size, row_groups=chosen, columns=columns, use_threads=False):
+            yield batch if ranges is None else batch.filter(_within(batch.column(layout.SEQ), ranges))
+
+
+def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -> bool:
+    times, seqs = _bounds(group, layout.TIMESTAMP), _bounds(group, layout.SEQ)
+    if times is not None:
+        if engine.start is not None and times[1] < engine.start:
+            return False
+        if engine.end is not None and times[0] >= engine.end:
+            return False
+    if ranges is None or seqs is None:
+        return True
+    return any(first <= seqs[1] and seqs[0] <= last for first, last in ranges)
+
+
+def _bounds(group: Any, name: str) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column in a row group, where its statistics say so."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    known = next((column.statistics for column in columns if column.path_in_schema == name), None)
+    return (known.min, known.max) if known is not None and known.has_min_max else None
+
+
+def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
+    inside = (pc.and_(pc.greater_equal(seqs, first), pc.less_equal(seqs, last)) for first, last in ranges)
+    return reduce(pc.or_, inside)
+
+
+def _shaped(
+    batch: pa.RecordBatch, schema: pa.Schema, fold: Callable[[str], str], partitions: Mapping[str, str | None]
+) -> pa.RecordBatch:
+    """The rows with exactly the columns and types of `schema`; what the object does not have is null."""
+    stored = {fold(name): batch.column(index) for index, name in enumerate(batch.schema.names)}
+    columns = []
+    for wanted in schema:
+        if wanted.name in partitions:
+            column = pa.repeat(pa.scalar(partitions[wanted.name], wanted.type), batch.num_rows)
+        elif (found := stored.get(fold(wanted.name))) is None:
+            column = pa.nulls(batch.num_rows, wanted.type)
+        else:
+            column = _cast(found, wanted.type, fold)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(array: pa.Array, to: pa.DataType, fold: Callable[[str], str]) -> pa.Array:
+    if fold is str or not pa.types.is_nested(to):
+        return array.cast(to)
+    # Arrow casts a struct by the exact names of its fields: one in another case would silently be null
+    return conform(pa.RecordBatch.from_arrays([array], ["column"]), pa.schema([("column", to)])).column(0)
+
+
+_SIMPLE: dict[type[st.DataType], pa.DataType] = {
+    st.BooleanType: pa.bool_(),
+    st.ByteType: pa.int8(),
+    st.ShortType: pa.int16(),
+    st.IntegerType: pa.int32(),
+    st.LongType: pa.int64(),
+    st.FloatType: pa.float32(),
+    st.DoubleType: pa.float64(),
+    st.StringType: pa.string(),
+    st.BinaryType: pa.binary(),
+    st.DateType: pa.date32(),
+    st.TimestampType: pa.timestamp("us", "UTC"),
+    st.TimestampNTZType: pa.timestamp("us"),
+}
+
+
+def _arrow_type(kind: st.DataType) -> pa.DataType:
+    """The type as which Spark takes a column of type `kind` from Arrow."""
+    if isinstance(kind, st.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, st.ArrayType):
+        return pa.list_(_arrow_type(kind.elementType))
+    if isinstance(kind, st.MapType):
+        return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
+    if isinstance(kind, st.StructType):
+        return pa.struct([(field.name, _arrow_type(field.dataType)) for field in kind])
+    return _SIMPLE[type(kind)]

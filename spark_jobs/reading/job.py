@@ -1,0 +1,213 @@
+"""What the jobs have in common: the Spark session, their arguments, and errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from jetcapture_py import errors
+from jetcapture_py.archive import layout
+from jetcapture_py.config import model, yaml_text
+from jetcapture_py.config import values as config_types
+from jetcapture_py.config.units import parse_time
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.text import LONGEST_LOGGED, one_line
+from spark_jobs.reading.place import spark_settings
+
+T = TypeVar("T")
+
+_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
+
+
+def session(app_name: str, *urls: str | None) -> SparkSession:
+    """The active Spark session, or a new one that can read and write at `urls`.
+
+    A new one is quiet, has UTC, and is local unless spark-submit chose a master; with SPARK_REMOTE it is one of Spark
+    Connect. What Spark needs for the URLs is added only where this starts Spark, and downloaded if need be.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in _settings(urls).items():
+        builder = builder.config(name, value)
+    with warnings.catch_warnings():
+        # Connect sets all of it a second time, on the session, and warns of what only a new Spark could be told
+        warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
+        return builder.getOrCreate()
+
+
+def _settings(urls: Sequence[str | None]) -> dict[str, str]:
+    remote = os.environ.get("SPARK_REMOTE")
+    settings = {"spark.sql.session.timeZone": "UTC"}
+    if remote is not None and not remote.startswith("local"):
+        return settings
+    # workers import this package from where the driver did, installed or not
+    settings["spark.executorEnv.PYTHONPATH"] = str(Path(layout.__file__).resolve().parents[1])
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, and decided on the rest
+        return settings
+    require_java()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings |= {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "FATAL",  # an error is told in one line by the job
+        "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
+    }
+    if remote is None:
+        settings["spark.master"] = "local[*]"
+    return settings | spark_settings(*urls)
+
+
+def require_java() -> None:
+    """Raise JetcaptureError, with what to install, unless there is a Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    try:
+        answer = subprocess.run(  # noqa: S603 - it is the one that Spark would run
+            [java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JetcaptureError(
+            "Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
+        ) from error
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if version and int(version.group(1)) < 17:
+        raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
+
+
+def store_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """Which archive a job is for: `URL STREAM`, or `--config FILE`, which then stands for both.
+
+    `parser.parse_args` gives `url`, `stream`, `options` (for fsspec) and `nats` (the file's section, None without a
+    file). A file that cannot be used ends the process with exit code 2, as a wrong argument does.
+    """
+    parser.allow_abbrev = False  # what is not read below must not pass for --config there
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    file: Path | None = first.parse_known_args(arguments)[0].config
+    if file is None:
+        parser.add_argument("url", metavar="URL", help="the archive's store.url; left out with --config")
+        parser.add_argument("stream", metavar="STREAM", help="left out with --config, too")
+        parser.set_defaults(nats=None)
+    else:
+        try:
+            settings = model.load(file)
+        except ConfigError as error:
+            _refuse(parser, error)
+        parser.set_defaults(url=settings.store.url, stream=settings.source.stream, nats=settings.nats)
+    parser.add_argument("--config", metavar="FILE", help="the capture's configuration: its store, stream and servers")
+    parser.add_argument(
+        "--option",
+        dest="options",
+        metavar="NAME=VALUE",
+        type=_option,
+        action=_Options,
+        default={} if file is None else settings.store.options,
+        help="as in store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable",
+    )
+
+
+def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """What a job that reads an archive is told: which one (`store_arguments`), and which part of it, and how."""
+    store_arguments(parser, arguments)
+    part_arguments(parser)
+    parser.add_argument(
+        "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
+    )
+    parser.add_argument(
+        "--dedupe",
+        choices=("auto", "full", "none"),
+        default="auto",
+        help="auto: drop second copies of a message under one key and bucket, where all of them are unless `key` or "
+        "block.interval was changed; full: also those under others, which compares all messages; none: drop nothing",
+    )
+
+
+def part_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which part of an archive a job is for: `start`, `end` and `keys`."""
+    when = "RFC 3339, by default UTC, or today or yesterday, when it began"
+    parser.add_argument("--from", dest="start", metavar="TIME", type=reading(parse_time), help=f"inclusive; {when}")
+    parser.add_argument("--to", dest="end", metavar="TIME", type=reading(parse_time), help="exclusive; in the same way")
+    parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
+
+
+def reading(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` for an argument, whose ValueError is to be shown; argparse would show the function's name."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+class _Options(argparse.Action):
+    """Adds to a mapping, which may come from the configuration."""
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: object = None) -> None:
+        namespace.options = {**namespace.options, values[0]: values[1]}
+
+
+def _option(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("expected NAME=VALUE")
+    try:
+        return name, _PLAIN.validate_python({name: yaml_text.read(value, os.environ)})[name]
+    except ConfigError as error:
+        problem = error.problems[0].removeprefix(": ")
+    raise argparse.ArgumentTypeError(f"{name}: {problem}")
+
+
+def _refuse(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
+    parser.exit(2, "".join(f"{parser.prog}: {problem}\n" for problem in error.problems))
+
+
+def guarded(name: str, job: Callable[[], object]) -> int:
+    """Run `job` and turn its failure into one line and exit code 1, or 2 when a setting is wrong."""
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
+    try:
+        job()
+    except ConfigError as error:
+        sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
+        return 2
+    except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
+        sys.stderr.write(f"{name}: {spark_error(error)}\n")
+        return 1
+    return 0
+
+
+def spark_error(error: Exception) -> str:
+    """Describe an error of Spark in one line for a terminal; if a Python worker raised it, by what that raised."""
+    text = error.getMessage() if isinstance(error, PySparkException) else str(error)
+    text = (text or type(error).__name__).strip()
+    _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
+    raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
+    if raised is not None:
+        name, message = raised.groups()
+        found = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
+    else:
+        found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    return one_line(found, LONGEST_LOGGED)

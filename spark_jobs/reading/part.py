@@ -1,0 +1,47 @@
+"""Which part of an archive is asked for: the arguments `start`, `end` and `keys` of Python functions, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime
+from typing import Any, NamedTuple, cast
+
+from jetcapture_py.config.units import parse_time, quoted
+from jetcapture_py.errors import JetcaptureError
+
+Moment = datetime | date | str
+"""A datetime with a time zone, a date, or text: as `jetcapture_py.config.units.parse_time` reads it."""
+Keys = Iterable[str | None] | str
+"""Keys, or one of them; None among them stands for messages without a key."""
+
+
+class Part(NamedTuple):
+    """From `start` on, before `end`, of these `keys`; None for no bound, and for all keys."""
+
+    start: datetime | None
+    end: datetime | None
+    keys: list[str | None] | None
+
+    @classmethod
+    def of(cls, start: Moment | None, end: Moment | None, keys: Keys | None) -> Part:
+        """The part that these mean. Raises JetcaptureError, one line, when that is unclear."""
+        return cls(_moment("start", start), _moment("end", end), _keys(keys))
+
+
+def _moment(name: str, value: Moment | None) -> datetime | None:
+    try:
+        return None if value is None else parse_time(value)
+    except ValueError as error:
+        raise JetcaptureError(f"{name}: {error}") from None
+
+
+def _keys(keys: object) -> list[str | None] | None:
+    if keys is None:
+        return None
+    one = isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable)
+    found: list[Any] = [keys] if one else list(cast("Iterable[Any]", keys))
+    for key in found:
+        if key is not None and not isinstance(key, str):
+            shown = repr(key) if isinstance(key, bytes) else quoted(key)
+            raise JetcaptureError(f"keys: expected text, or None for messages without a key, got {shown}")
+    return found

@@ -1,0 +1,251 @@
+"""Object storage in Spark's words: which name, packages and settings Hadoop has for a `store.url` and its options.
+
+The settings go to each reader and writer (`Place.settings`) and never into the session's configuration, so a secret
+in them is on no command line, in no event log and on no page of Spark's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.remote import EXTRAS, with_secrets
+from jetcapture_py.text import one_line
+
+_SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
+_MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class \S*FileSystem not found")
+_EMULATOR = {
+    "fs.azure.always.use.https": "false",
+    "fs.azure.account.hns.enabled": "false",
+    "fs.azure.fns.account.service.type": "BLOB",
+    "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+}
+_AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A directory or a part of a bucket: `root` of the fsspec file system `fs`, and what Spark calls `spark_root`.
+
+    `settings` are options for Spark's readers and writers; they may hold secrets. `shown` is the URL without any.
+    """
+
+    fs: Any = field(repr=False)
+    root: str
+    shown: str
+    spark_root: str
+    settings: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def open(cls, url: str, options: Mapping[str, Any]) -> Place:
+        """The place at `url`, with the options that the capture's store has. Raises JetcaptureError."""
+        scheme = url.partition("://")[0]
+        shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url)
+        if "{key}" in url:
+            raise JetcaptureError(
+                f"{shown} is a place for every key: name one of them, with its key in place of {{key}}"
+            )
+        try:
+            fs, path = fsspec.url_to_fs(url, **with_secrets(options))
+        except ImportError as error:
+            extra = EXTRAS.get(scheme)
+            hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
+            raise JetcaptureError(f"{scheme}:// is not available here; {hint}") from error
+        except (TypeError, ValueError) as error:
+            raise JetcaptureError(f"cannot open {shown}: {one_line(str(error))}") from error
+        root = str(path).rstrip("/")
+        known = f"file://{root}" if isinstance(fs, LocalFileSystem) else url
+        spark_root, settings = in_spark(known, fs.storage_options)
+        return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
+
+    def files(self, directory: str) -> dict[str, dict[str, Any]]:
+        """The files below `directory` in the order of their paths, with what the store says of each.
+
+        Paths are relative to the root; there are none where there is no such directory. Raises JetcaptureError, also
+        when a part of it cannot be listed: fsspec's own way down a local directory would pass over that.
+        """
+        self.fs.invalidate_cache()  # the daemon and compaction go on writing
+        top = f"{self.root}/{directory}"
+        try:
+            local = isinstance(self.fs, LocalFileSystem)
+            found = dict(sorted(_below(top))) if local else self.fs.find(top, detail=True)
+        except FileNotFoundError:
+            return {}
+        except Exception as error:  # each fsspec backend has errors of its own
+            raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
+        cut = len(self.root) + 1
+        return {str(path)[cut:]: info for path, info in found.items()}
+
+    def require(self, spark: SparkSession) -> None:
+        """Raise, with what to do about it, when Spark has no file system for this place; before anything is listed.
+
+        Only reading tells it of a Spark that is elsewhere: see `explained`.
+        """
+        if is_remote():
+            return
+        hadoop: Any = spark._jvm
+        context: Any = spark._jsc
+        try:
+            hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(self._scheme, context.hadoopConfiguration())
+        except Exception as error:  # py4j wraps whatever the class loader threw
+            raise JetcaptureError(_missing(self._scheme)) from error
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn Spark Connect's complaint that Spark has no file system for this place into what to do about it."""
+        try:
+            yield
+        except PySparkException as error:
+            if not _NO_FILE_SYSTEM.search(str(error)):
+                raise
+            raise JetcaptureError(_missing(self._scheme)) from error
+
+    @property
+    def _scheme(self) -> str:
+        return self.spark_root.partition("://")[0]
+
+
+def _below(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files below a local directory, with their sizes in bytes and times in seconds since the epoch."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # removed since it was listed
+                if entry.is_dir():
+                    yield from _below(entry.path)
+                else:
+                    known = entry.stat()
+                    yield entry.path, {"size": known.st_size, "mtime": known.st_mtime}
+
+
+def _missing(scheme: str) -> str:
+    text = f"Spark cannot read {scheme}:// URLs: it has no file system for them on its class path"
+    if _SCHEMES.get(scheme, scheme) not in _MODULES:
+        return text
+    version = _hadoop_version()
+    whose = "" if version else ", with the version of Spark's Hadoop"
+    return (
+        f"{text}; start it with --packages {_package(scheme, version or 'VERSION')}{whose}, or read without, "
+        "slower: --engine arrow (in Python engine='arrow')"
+    )
+
+
+def spark_settings(*urls: str | None) -> dict[str, str]:
+    """What a new Spark session needs to be able to read and write at these URLs: Maven packages of the version of its
+    Hadoop, and, for S3, that it looks for credentials everywhere where AWS tools do."""
+    version = _hadoop_version()
+    schemes = (url.partition("://")[0] for url in urls if url is not None and "://" in url)
+    wanted = dict.fromkeys(_SCHEMES.get(scheme, scheme) for scheme in schemes)
+    packages = [_package(scheme, version) for scheme in wanted if scheme in _MODULES and version]
+    settings = {"spark.jars.packages": ",".join(packages)} if packages else {}
+    if "s3a" in wanted:
+        settings["spark.hadoop.fs.s3a.aws.credentials.provider"] = _AWS_DEFAULT
+    return settings
+
+
+def _package(scheme: str, version: str) -> str:
+    return f"org.apache.hadoop:{_MODULES[_SCHEMES.get(scheme, scheme)]}:{version}"
+
+
+def _hadoop_version() -> str | None:
+    """The version in the name of Hadoop's own jar; None for a Spark without one."""
+    names = (path.name for path in Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar"))
+    return next((name.removeprefix("hadoop-client-api-").removesuffix(".jar") for name in names), None)
+
+
+def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
+    """The URL, and the settings for a reader or writer, by which Spark gets to what fsspec opens with `options`."""
+    scheme, separator, path = url.rstrip("/").partition("://")
+    if not separator:
+        return url, {}
+    scheme = _SCHEMES.get(scheme, scheme)
+    if scheme == "abfss":
+        return _azure(url, options, env)
+    return f"{scheme}://{path}", _s3(options) if scheme == "s3a" else {}
+
+
+def _s3(options: Mapping[str, Any]) -> dict[str, str]:
+    """What s3fs is told, for S3A. Without credentials, both look for them where AWS tools do."""
+    client: Mapping[str, Any] = options.get("client_kwargs") or {}
+    key = options.get("key") or options.get("username") or client.get("aws_access_key_id")
+    secret = options.get("secret") or options.get("password") or client.get("aws_secret_access_key")
+    token = options.get("token") or client.get("aws_session_token")
+    endpoint = options.get("endpoint_url") or client.get("endpoint_url")
+    region = client.get("region_name")
+    found: dict[str, str | None] = {}
+    provider = None
+    if options.get("anon"):
+        provider = "AnonymousAWSCredentialsProvider"
+    elif key and secret:
+        found |= {"access.key": key, "secret.key": secret, "session.token": token}
+        provider = "TemporaryAWSCredentialsProvider" if token else "SimpleAWSCredentialsProvider"
+    elif options.get("profile"):
+        found["auth.profile.name"] = options["profile"]
+        provider = "auth.ProfileAWSCredentialsProvider"
+    if provider:
+        found["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{provider}"
+    if endpoint:
+        found |= {"endpoint": endpoint, "path.style.access": "true", "endpoint.region": region or "us-east-1"}
+    elif region:
+        found["endpoint.region"] = region
+    if options.get("requester_pays"):
+        found["requester.pays.enabled"] = "true"
+    return {f"fs.s3a.{name}": str(value) for name, value in found.items() if value}
+
+
+def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """What adlfs is told, for ABFS, whose URLs name the account and whose settings are the account's."""
+
+    def given(name: str) -> str | None:
+        return options.get(name) or env.get(f"AZURE_STORAGE_{name.upper()}") or None
+
+    authority, _, path = url.partition("://")[2].partition("/")
+    container, _, host = authority.partition("@")
+    parts = dict(part.split("=", 1) for part in (given("connection_string") or "").split(";") if "=" in part)
+    account = parts.get("AccountName") or given("account_name")
+    host = host or options.get("account_host") or ""
+    if not host and account:
+        host = f"{account}.dfs.{parts.get('EndpointSuffix', 'core.windows.net')}"
+    if not host:
+        raise JetcaptureError(f"{url}: the storage account is missing: --option account_name=…")
+    host = host.replace(".blob.", ".dfs.", 1)
+    found = _azure_login(parts.get("AccountKey"), parts.get("SharedAccessSignature"), given)
+    settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
+    scheme = "abfss"
+    endpoint = urlsplit(parts.get("BlobEndpoint", ""))
+    if endpoint.port is not None:  # Azurite: no host of its own for the account, and no second protocol
+        settings |= _EMULATOR | {"fs.azure.abfs.endpoint": f"{endpoint.hostname}:{endpoint.port}"}
+        scheme = "abfs" if endpoint.scheme == "http" else scheme
+    return f"{scheme}://{container}@{host}/{path}".rstrip("/"), settings
+
+
+def _azure_login(key: str | None, sas: str | None, given: Callable[[str], str | None]) -> dict[str, str]:
+    key, sas = key or given("account_key"), sas or given("sas_token")
+    client, secret, tenant = given("client_id"), given("client_secret"), given("tenant_id")
+    if key:
+        return {"account.auth.type": "SharedKey", "account.key": key}
+    if sas:
+        return {"account.auth.type": "SAS", "sas.fixed.token": sas.removeprefix("?")}
+    if client and secret and tenant:
+        return {
+            "account.auth.type": "OAuth",
+            "account.oauth.provider.type": "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider",
+            "account.oauth2.client.id": client,
+            "account.oauth2.client.secret": secret,
+            "account.oauth2.client.endpoint": f"https://login.microsoftonline.com/{tenant}/oauth2/token",
+        }
+    return {}

@@ -1,0 +1,70 @@
+"""Where an archive comes from, as the footers of its objects say: of a few of them, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import one_line
+from spark_jobs.reading.place import Place
+from spark_jobs.replaying.target import Origin
+
+
+def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: bool = False) -> Origin:
+    """The stream's lives, and the consumers that captured it. Raises JetcaptureError."""
+    place = Place.open(url, options)
+    directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
+    # within a bucket, the later life of a recreated stream has the lower sequences
+    names = sorted(
+        filter(None, map(layout.parse_path, place.files(directory))), key=lambda name: (name.bucket, -name.first_seq)
+    )
+    created: dict[str, None] = {}
+    consumers: dict[str, None] = {}
+    for lives, consumer in _footers(place, names):
+        created |= dict.fromkeys(lives)
+        consumers |= dict.fromkeys(consumer)
+    return Origin(stream=stream, created=tuple(sorted(created)), consumers=tuple(consumers))
+
+
+Footer = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[Footer]:
+    """The footers of the first and the last object, and of those where a new life begins.
+
+    Lives follow one another in time: where two objects are of the same life, so is what lies between them.
+    """
+    if not names:
+        return
+    ends = (0, _footer(place, names[0])), (len(names) - 1, _footer(place, names[-1]))
+    yield from (footer for _, footer in ends)
+    open_ = [ends]
+    while open_:
+        (first, before), (last, after) = open_.pop()
+        if last - first < 2 or before[0] == after[0]:
+            continue
+        middle = (first + last) // 2, _footer(place, names[(first + last) // 2])
+        yield middle[1]
+        open_ += [((first, before), middle), (middle, (last, after))]
+
+
+def _footer(place: Place, name: ObjectName) -> Footer:
+    """When the stream was created, and the consumers; an object of a compaction may have several of each."""
+    try:
+        with place.fs.open(f"{place.root}/{name.path}", "rb") as file:
+            metadata = pq.read_metadata(file).metadata or {}
+    except FileNotFoundError:  # a compaction has just replaced it
+        metadata = {}
+    except (OSError, pa.ArrowException) as error:
+        raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {one_line(str(error))}") from error
+
+    def entry(which: str) -> tuple[str, ...]:
+        return tuple(filter(None, metadata.get(f"{layout.METADATA_PREFIX}{which}".encode(), b"").decode().split(",")))
+
+    return entry("stream_created"), entry("consumer")

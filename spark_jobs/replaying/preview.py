@@ -1,0 +1,209 @@
+"""What a replay would publish, counted before anything is: how much, from when, and whether it goes where it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, Row, Window
+from pyspark.sql import functions as sf
+
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.jetstream.publish.frames import check_subject
+from spark_jobs.publishing.subjects import covers, matching, overlaps
+from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
+from spark_jobs.replaying.rows import ODD, Rows
+from spark_jobs.replaying.target import Stream
+from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
+
+SAFE_WINDOW = 120.0
+"""Seconds: a shorter duplicate window is worth a warning, because Spark runs a lost task again after minutes."""
+
+_SHOWN = 5
+_SLICE = 10_000_000
+_FAST = 50_000
+"""Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
+_PROVENANCE = 200
+"""About how many bytes of headers a replay adds to a message."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """`first` and `last` are the oldest and the newest timestamp in microseconds; `size` counts the bytes of payloads
+    and `subjects` the messages of the most frequent target subjects, both only where asked for; `incoming` is what
+    streams with limits are to take."""
+
+    messages: int
+    first: int | None = None
+    last: int | None = None
+    size: int | None = None
+    distinct: int = 0
+    subjects: Sequence[tuple[str, int]] = field(default=())
+    incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
+
+    def seconds(self, pace: Pace | None) -> float:
+        """About how long the replay takes."""
+        if pace is None:
+            return self.messages / _FAST
+        by_rate = self.messages / (pace.rate or _FAST)
+        if pace.speed is None or self.first is None or self.last is None:
+            return by_rate
+        longest = float("inf") if pace.max_gap is None else pace.max_gap * self.messages
+        return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
+
+    def warnings(self, pace: Pace | None) -> Iterator[str]:
+        """What the streams' limits would do to what is published, one line each."""
+        for stream, incoming in self.incoming:
+            for warning in stream.limits.warnings(replace(incoming, seconds=self.seconds(pace))):
+                yield f"stream {stream.name} {warning}"
+
+
+def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
+    """Whether patterns alone say that every message has a stream, and that none is captured again."""
+    return any(covers(each, pattern) for stream in streams for each in stream.subjects) and not any(
+        overlaps(each, pattern) for filters in ingested.values() for each in filters
+    )
+
+
+def survey(
+    rows: Rows,
+    streams: Sequence[Stream],
+    ingested: Mapping[str, Sequence[str]],
+    *,
+    details: bool = False,
+) -> Survey:
+    """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError when a row has no subject, or one that
+    cannot be published to, no stream to go to, or goes to where the archive's capture takes its messages from."""
+    subject = sf.col("subject")
+    nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
+    back = reduce(or_, (_captured(subject, stream, ingested.get(stream.name, ())) for stream in streams), sf.lit(False))  # noqa: FBT003
+    timed = TIMESTAMP in rows.examined.columns
+    limited = [stream for stream in streams if stream.limits.any]
+    (found,) = rows.examined.agg(
+        sf.count("*").alias("messages"),
+        sf.count_if(subject.isNull()).alias("without"),
+        sf.min(MISSING).alias("missing"),
+        sf.min(sf.when(sf.col(ODD).isNotNull(), sf.struct(subject, ODD))).alias("odd"),
+        _first(nowhere).alias("nowhere"),
+        _first(back).alias("back"),
+        *((sf.min(TIMESTAMP).alias("first"), sf.max(TIMESTAMP).alias("last")) if timed else ()),
+        *((sf.sum(sf.length("payload")).alias("size"),) if details else ()),
+        *((sf.count_distinct(subject).alias("distinct"),) if details else ()),
+        *(_incoming(stream).alias(f"stream {stream.name}") for stream in limited),
+    ).collect()
+    _check(found, ingested)
+    frequent = rows.examined.groupBy("subject").count().orderBy(sf.desc("count"), "subject").limit(_SHOWN)
+    return Survey(
+        messages=found["messages"],
+        first=found["first"] if timed else None,
+        last=found["last"] if timed else None,
+        size=(found["size"] or 0) if details else None,
+        distinct=found["distinct"] if details else 0,
+        subjects=[(row[0], row[1]) for row in frequent.collect()] if details else (),
+        incoming=[(stream, _taken(rows, stream, found[f"stream {stream.name}"])) for stream in limited],
+    )
+
+
+def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
+    if found["odd"] is not None:
+        try:
+            check_subject(found["odd"]["subject"])
+        except SourceError as error:
+            raise SourceError(f"{error} in {found['odd'][ODD]}; nothing was published") from None
+    if found["without"]:
+        which = "" if found["missing"] is None else f": {found['missing']}"
+        rows = "1 row has" if found["without"] == 1 else f"{found['without']:,} rows have"
+        raise SourceError(f"{rows} no subject{which}; nothing was published")
+    if found["nowhere"] is not None:
+        raise JetcaptureError(f"no stream listens on {found['nowhere']}; nothing was published")
+    if found["back"] is not None:
+        raise JetcaptureError(
+            f"this archive's capture takes {found['back']} from stream {', '.join(ingested)}, and would archive "
+            "what it has again; choose another --subject, or allow it with --allow-loop"
+        )
+
+
+def _incoming(stream: Stream) -> Column:
+    """What a stream with limits is to take."""
+    taken, size = matching(sf.col("subject"), stream.subjects), sf.length("payload")
+    whole = size + sf.octet_length("subject") + MESSAGE_OVERHEAD
+    columns = {
+        "messages": sf.count_if(taken),
+        "size": sf.sum(sf.when(taken, whole)),
+        "largest": sf.max(sf.when(taken, size)),
+    }
+    return sf.struct(*(column.alias(name) for name, column in columns.items()))
+
+
+def _taken(rows: Rows, stream: Stream, found: Row) -> Incoming:
+    most = 0
+    if stream.limits.of_a_subject is not None:
+        counts = rows.examined.where(matching(sf.col("subject"), stream.subjects)).groupBy("subject").count()
+        most = counts.agg(sf.max("count")).collect()[0][0] or 0
+    size = (found["size"] or 0) + found["messages"] * (_PROVENANCE if rows.messages else 0)
+    return Incoming(messages=found["messages"], size=size, largest=found["largest"] or 0, of_a_subject=most)
+
+
+def _first(condition: Column) -> Column:
+    """A subject for which the condition holds, if there is one."""
+    return sf.min(sf.when(condition, sf.col("subject")))
+
+
+def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column:
+    return matching(subject, stream.subjects) & matching(subject, filters)
+
+
+def is_recreated(rows: Rows) -> bool:
+    """Whether the rows look like more than one life of a stream: of two messages, the later one has the lower sequence.
+
+    Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
+    """
+    if not rows.ordered:
+        return False
+    late, early = sf.max(sf.struct(-sf.col(SEQ), TIMESTAMP)), sf.max(sf.struct(sf.col(SEQ), -sf.col(TIMESTAMP)))
+    slices = rows.frame.groupBy(STREAM, sf.floor(sf.col(TIMESTAMP) / _SLICE).alias("slice")).agg(
+        sf.min(SEQ).alias("low"),
+        sf.max(SEQ).alias("high"),
+        (late[TIMESTAMP] > sf.min(TIMESTAMP)).alias("low_is_late"),
+        (-early["col2"] < sf.max(TIMESTAMP)).alias("high_is_early"),
+    )
+    before = sf.max("high").over(Window.partitionBy(STREAM).orderBy("slice").rowsBetween(Window.unboundedPreceding, -1))
+    odd = (sf.col("low") <= sf.col("before")) | sf.col("low_is_late") | sf.col("high_is_early")
+    return not slices.withColumn("before", before).where(odd).isEmpty()
+
+
+def describe(found: Survey, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
+    """The survey for people, line by line."""
+    yield f"would replay {found.messages:,} messages with {found.size or 0:,} bytes"
+    if found.subjects:
+        shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
+        others = ", …" if found.distinct > len(found.subjects) else ""
+        yield f"to {found.distinct:,} subjects: {shown}{others}"
+    if found.first is not None and found.last is not None:
+        yield f"from {_time(found.first)} to {_time(found.last)}"
+    for stream in streams:
+        yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
+    for warning in found.warnings(pace):
+        yield f"warning: {warning}"
+
+
+def _time(microseconds: int) -> str:
+    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
+    """A warning when a stream forgets message ids too soon for a replay that takes so long; None when none does."""
+    needed = max(SAFE_WINDOW, seconds)
+    short = [stream for stream in streams if stream.window < needed]
+    if not short:
+        return None
+    worst = min(short, key=lambda stream: stream.window)
+    return (
+        f"stream {worst.name} knows message ids for {format_duration(worst.window)} only (its duplicate_window), and "
+        f"{format_duration(round(needed))} would be safe: what Spark has to publish again after that is stored twice"
+    )

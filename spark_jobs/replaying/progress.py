@@ -1,0 +1,74 @@
+"""A progress bar for a replay, from what the target's streams say: it works wherever the tasks run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
+from spark_jobs.publishing.publish import close_connection, open_connection
+from spark_jobs.replaying.target import Stream
+
+_INTERVAL = 0.5
+
+
+@contextmanager
+def progress(
+    login: NatsConfig, streams: Sequence[Stream], total: int, console: Console | None = None
+) -> Iterator[None]:
+    """Show how many of `total` messages the streams have taken since they were looked at, until the block ends.
+
+    Only on a terminal. Messages of others, and what the streams have not taken because they know it, make it wrong.
+    """
+    console = console or Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield
+        return
+    columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        watch = _Watch(login, streams, lambda done: bar.update(task, completed=min(done, total)))
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.stop()
+
+
+class _Watch(threading.Thread):
+    """Asks the streams every now and then how far they are, and tells `at`. A server that is away is asked later."""
+
+    def __init__(self, login: NatsConfig, streams: Sequence[Stream], at: Callable[[int], None]) -> None:
+        super().__init__(name="replay progress", daemon=True)
+        self._login, self._streams, self._at = login, streams, at
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """End it and wait for that."""
+        self._ended.set()
+        self.join()
+
+    def run(self) -> None:
+        """The thread."""
+        with suppress(SourceError):  # those who publish will say so
+            asyncio.run(self._watch())
+
+    async def _watch(self) -> None:
+        nc = await open_connection(self._login)
+        api = Api(nc, self._login.domain)
+        try:
+            while not await asyncio.to_thread(self._ended.wait, _INTERVAL):
+                with suppress(UnavailableError, ApiError):
+                    lasts = [await api.request(f"STREAM.INFO.{stream.name}") for stream in self._streams]
+                    before = sum(stream.last for stream in self._streams)
+                    self._at(sum(info["state"]["last_seq"] for info in lasts) - before)
+        finally:
+            await close_connection(nc)

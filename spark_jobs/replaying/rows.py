@@ -1,0 +1,229 @@
+"""What a replay publishes, as columns: target subject, payload, and what a row's message id and headers come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Self
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from jetcapture_py.archive import layout
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.transform.keys import Part, parse_template, part_name
+from spark_jobs.publishing.subjects import is_odd
+from spark_jobs.reading.columns import find, quoted
+from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
+from spark_jobs.replaying.task import MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
+
+_MOST_TASKS = 8
+"""A server queues 10,000 messages of a stream before it drops some; so many windows are below that."""
+_NO_HEADERS = "cast(map() AS map<string, array<string>>)"
+ODD = "odd"
+_ROW_SHOWN = 300
+"""Characters of a row in an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """`frame` has the columns that `replay_task` reads, `pattern` matches all its subjects.
+
+    `messages`: the rows have an identity, so they get message ids and provenance; `ordered`: and a timestamp, by which
+    they are ordered; `stored`: and their own payload, so what their headers hold is what NATS has taken before.
+    `apart`: several rows of a message are messages of their own, because more than the message itself is in them.
+    `examined` are the same rows for a survey: `subject`, `payload`, the timestamp, what of a subject is `missing`, and
+    how to name the row where the subject is `odd`.
+    """
+
+    frame: DataFrame
+    examined: DataFrame
+    pattern: str
+    messages: bool
+    ordered: bool
+    stored: bool
+    apart: bool
+
+    def surveyed(self) -> Self:
+        """The rows without what only says what is wrong with them."""
+        return replace(self, frame=self.frame.drop(MISSING))
+
+    def in_order(self, tasks: int | None) -> DataFrame:
+        """The rows for `tasks` tasks that work side by side: all rows of a subject in one of them, in their order.
+
+        Rows that are ordered by nothing stay as they are.
+        """
+        if not self.ordered:
+            return self.frame
+        if tasks == 1 or (tasks is None and _partitions(self.frame) == 1):
+            parts = self.frame.coalesce(1)
+        else:
+            parts = self.frame.repartition(tasks or _parallelism(self.frame), "subject")
+        order = [TIMESTAMP, SEQ, *([ROW] if ROW in self.frame.columns else [])]
+        return parts.sortWithinPartitions(*order)
+
+
+class _Columns:
+    """The columns of a frame, found by name as Spark finds them."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self.fields = list(frame.schema)
+        self.names = frame.columns
+        check_names(self.names, "columns")
+        self._case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+
+    def find(self, *names: str) -> str | None:
+        """The first column there is of those called `names`."""
+        found = (find(name, self.names, case_sensitive=self._case_sensitive) for name in names)
+        return next(filter(None, found), None)
+
+    def get(self, *names: str) -> Column | None:
+        """The same, as a column."""
+        name = self.find(*names)
+        return None if name is None else sf.col(quoted(name))
+
+    def existing(self, name: str, asked: str) -> str:
+        """The column `name`; raises JetcaptureError, for what was asked, when there is none."""
+        found = self.find(name)
+        if found is None:
+            raise JetcaptureError(f"{asked}there is no column {name}; there are {', '.join(self.names)}")
+        return found
+
+
+def rows_of(frame: DataFrame, template: str, payload: str | None) -> Rows:
+    """The rows of `frame`; see `replay` for `template` and `payload`. Raises JetcaptureError."""
+    known = _Columns(frame)
+    parts = _parts(template)
+    name = known.find(layout.PAYLOAD, "payload") if payload is None else known.existing(payload, "")
+    own = name is not None and name == known.find(layout.PAYLOAD)
+    stream, seq, timestamp = (known.get(column) for column in layout.IDENTITY)
+    messages = stream is not None and seq is not None
+    subject = _Subject(known, parts, template)
+    columns = {"subject": subject.value, "payload": _payload(known, name, messages)}
+    headers = known.get(layout.HEADERS)
+    if headers is not None:
+        # a null map costs Spark ten times what an empty one does; a message with provenance has headers anyhow
+        columns["headers"] = sf.coalesce(headers, sf.expr(_NO_HEADERS)) if messages else headers
+    if stream is not None and seq is not None:
+        columns |= {STREAM: stream, SEQ: seq.cast("long")}
+        if timestamp is not None:
+            columns[TIMESTAMP] = sf.unix_micros(timestamp.cast("timestamp"))
+        if (number := known.get(layout.ROW)) is not None:
+            columns[ROW] = number.cast("int")
+        if own and (raw := known.get(layout.RAW_HEADERS)) is not None:
+            columns[RAW_HEADERS] = raw
+    row = _row(known, columns)
+    columns[MISSING] = subject.missing(row)
+    examined = {name: columns[name] for name in ("subject", "payload", TIMESTAMP, MISSING) if name in columns}
+    examined[ODD] = sf.when(is_odd(subject.value), row)
+    return Rows(
+        frame=_select(frame, columns),
+        examined=_select(frame, examined),
+        pattern=_pattern(parts),
+        messages=messages,
+        ordered=TIMESTAMP in columns,
+        stored=messages and own,
+        apart=ROW in columns and not (own and all(map(_is_of_the_message, parts))),
+    )
+
+
+def _select(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def _row(known: _Columns, columns: Mapping[str, Column]) -> Column:
+    """What a row is called in an error."""
+    if STREAM in columns:
+        return sf.concat(sf.lit("message "), columns[SEQ].cast("string"), sf.lit(" of stream "), columns[STREAM])
+    fields = [field for field in known.fields if not is_nested(field.dataType)]
+    text = row_of([(field.name, sf.col(quoted(field.name)), field.dataType) for field in fields])
+    return sf.when(sf.length(text) <= _ROW_SHOWN, text).otherwise(
+        sf.concat(sf.substring(text, 1, _ROW_SHOWN), sf.lit("…"))
+    )
+
+
+def _parts(template: str) -> tuple[Part, ...]:
+    try:
+        parts = parse_template(template)
+    except ValueError as error:
+        raise JetcaptureError(f"subject {template}: {error}") from error
+    check_subject("".join(str(part.value) if part.kind == "text" else "x" for part in parts))
+    return parts
+
+
+def _is_of_the_message(part: Part) -> bool:
+    """Whether the part is the same for all rows of a message."""
+    return part.kind != "field" or part.value in (*layout.ENVELOPE, *layout.PARTITIONS)
+
+
+def _pattern(parts: tuple[Part, ...]) -> str:
+    """A pattern that all subjects match. A column may hold several tokens: all is open from the first one on."""
+    text = str(parts[0].value) if parts[0].kind == "text" else ""
+    if len(parts) == 1 and text:
+        return text
+    head, dot, _ = text.rpartition(".")
+    return f"{head}{dot}>"
+
+
+class _Subject:
+    """The subjects that a template makes."""
+
+    def __init__(self, known: _Columns, parts: tuple[Part, ...], template: str) -> None:
+        self._known, self._asked = known, f"subject {template}: "
+        self._parts = [(part_name(part), self._part(part)) for part in parts]
+        self.value = reduce(lambda left, right: sf.concat(left, right), (column for _, column in self._parts))
+        """Null where a part is missing."""
+
+    def missing(self, row: Column) -> Column:
+        """Which part is null in which row; null where none is."""
+        null = (sf.when(column.isNull(), sf.lit(name)) for name, column in self._parts if name)
+        part = sf.coalesce(*null, sf.lit(""))
+        return sf.when(self.value.isNull(), sf.concat(part, sf.lit(" is null in "), row))
+
+    def _part(self, part: Part) -> Column:
+        if part.kind == "text":
+            return sf.lit(part.value)
+        if part.kind == "header":
+            return sf.get(self._column(layout.HEADERS)[str(part.value)], sf.lit(0))
+        if part.kind == "field":
+            return self._column(str(part.value)).cast("string")
+        own = self._column(self._known.find("subject") or layout.SUBJECT).cast("string")
+        return own if part.kind == "subject" else sf.get(sf.split(own, r"\."), sf.lit(part.value))
+
+    def _column(self, name: str) -> Column:
+        return sf.col(quoted(self._known.existing(name, self._asked)))
+
+
+def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
+    if name is not None:
+        kind = next(field.dataType for field in known.fields if field.name == name)
+        column = sf.col(quoted(name))
+        if is_nested(kind):
+            return json_of(column, kind).cast("binary")
+        return column.cast("binary" if isinstance(kind, st.BinaryType) else "string").cast("binary")
+    own = {known.find(each) for each in (*layout.ENVELOPE, layout.ROW, *(layout.PARTITIONS if messages else ()))}
+    fields = [
+        (field.name, sf.col(quoted(field.name)), field.dataType) for field in known.fields if field.name not in own
+    ]
+    if not fields:
+        raise JetcaptureError("the rows have nothing to publish: no payload, and no columns but the archive's own")
+    return row_of(fields).cast("binary")
+
+
+def _partitions(frame: DataFrame) -> int | None:
+    """How many partitions the rows are in, where that is known without computing anything."""
+    plan = getattr(frame, "_jdf", None)
+    if plan is None or "AdaptiveSparkPlan" in plan.queryExecution().executedPlan().getClass().getName():
+        return None
+    return frame.rdd.getNumPartitions()
+
+
+def _parallelism(frame: DataFrame) -> int:
+    """How many tasks publish side by side: as many as Spark has room for, but no more than a server copes with."""
+    session = frame.sparkSession
+    if hasattr(frame, "_jdf"):
+        return min(_MOST_TASKS, session.sparkContext.defaultParallelism)
+    return min(_MOST_TASKS, int(session.conf.get("spark.sql.shuffle.partitions") or _MOST_TASKS))

@@ -1,0 +1,168 @@
+"""What a replay does in a Spark task: message ids, provenance and pace, as columns, and then publishing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.publish.frames import without
+from spark_jobs.publishing.publish import DUE, EXTRA, LINES, instructs, publish_batches
+from spark_jobs.reading.row_json import rfc3339
+
+STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
+"""Columns beside `subject`, `payload` and `headers`, as far as there is such a thing; timestamps in microseconds."""
+MISSING = "missing"
+"""A column that says which part of the subject is null in which row, for rows without a subject. May be left out."""
+FROM_STREAM, FROM_SEQ, FROM_TIME = "Jetcapture-Stream", "Jetcapture-Sequence", "Jetcapture-Timestamp"
+FROM_ROW, REPLAY = "Jetcapture-Row", "Jetcapture-Replay"
+RESULT = "published long, duplicates long"
+
+_PROVENANCE = (FROM_STREAM, FROM_SEQ, FROM_TIME, FROM_ROW, REPLAY)
+_VERSION = b"NATS/1.0"
+_SECOND = 1_000_000
+
+Batches = Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """When rows are due: each `gap` after the one before it, which is the time between their timestamps divided by
+    `speed` (None: no time at all), at most `max_gap` seconds and at least what `rate` messages a second leave."""
+
+    speed: float | None = None
+    max_gap: float | None = None
+    rate: float | None = None
+
+    def gaps(self, timestamps: Any) -> Any:
+        """The gaps in front of all timestamps but the first, in microseconds, as a float array."""
+        gaps = np.zeros(max(0, len(timestamps) - 1))
+        if self.speed is not None:
+            gaps = np.maximum(np.diff(timestamps), 0) / self.speed
+            if self.max_gap is not None:
+                gaps = np.minimum(gaps, self.max_gap * _SECOND)
+        return gaps if self.rate is None else np.maximum(gaps, _SECOND / self.rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """How the rows of a task are published.
+
+    `recreated`: the stream has been created more than once, and counted from 1 again each time, so that message ids
+    need the timestamp, too: `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: several rows of one
+    message are messages of their own. `stored` as in `Publisher.publish_batch`.
+    """
+
+    login: NatsConfig
+    replay_id: str
+    window: int
+    recreated: bool = False
+    apart: bool = False
+    stored: bool = False
+    pace: Pace | None = None
+
+    def function(self) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+        """The function for `mapInArrow`; its result has the columns of `RESULT`."""
+
+        def publish(batches: Batches) -> Iterator[pa.RecordBatch]:
+            published, duplicates = self.publish(batches)
+            yield pa.RecordBatch.from_pydict({"published": [published], "duplicates": [duplicates]})
+
+        return publish
+
+    def publish(self, batches: Batches) -> tuple[int, int]:
+        """Publish all rows; as `publish_batches`, whose columns this makes of those named above."""
+        prepare = _Preparation(self)
+        return publish_batches(map(prepare, batches), self.login, self.window, stored=self.stored)
+
+
+class _Preparation:
+    """Makes the columns of one task's batches, one after another."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._last: dict[str, Any] | None = None  # identity of the last row
+        self._timestamp: int | None = None
+        self._due = 0.0
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if ROW in batch.schema.names and not self._task.apart:
+            batch = self._first_rows(batch)
+        given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if MISSING in given and given[MISSING].null_count < batch.num_rows:
+            raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
+        columns = {name: given[name] for name in ("subject", "payload")}
+        if "headers" in given:
+            columns["headers"] = without(given["headers"], instructs)
+        if RAW_HEADERS in given:
+            lines = [None if raw is None else _lines(raw) for raw in given[RAW_HEADERS].to_pylist()]
+            columns[LINES] = pa.array(lines, pa.binary())
+        if STREAM in given:
+            columns |= self._identity(given, batch.num_rows)
+        if self._task.pace is not None:
+            columns[DUE] = self._dues(given.get(TIMESTAMP), batch.num_rows)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _first_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Without further rows of a message: they stand next to its first one, and its payload is the same."""
+        if not batch.num_rows:
+            return batch
+        names = [name for name in ("subject", STREAM, SEQ, TIMESTAMP) if name in batch.schema.names]
+        new = np.zeros(batch.num_rows, bool)
+        new[0] = self._last is None
+        for name in names:
+            column = batch.column(name)
+            if self._last is not None:
+                new[0] |= self._last[name] != column[0].as_py()
+            changed = pc.fill_null(pc.not_equal(column.slice(1), column.slice(0, len(column) - 1)), True)  # noqa: FBT003
+            new[1:] |= changed.to_numpy(zero_copy_only=False)
+        self._last = {name: batch.column(name)[-1].as_py() for name in names}
+        return batch.filter(pa.array(new))
+
+    def _identity(self, given: dict[str, pa.Array], rows: int) -> dict[str, pa.Array]:
+        """Message ids and provenance."""
+        task = self._task
+        seqs = given[SEQ].cast(pa.string())
+        replay = pa.repeat(pa.scalar(task.replay_id), rows)
+        found = {EXTRA + FROM_STREAM: given[STREAM], EXTRA + FROM_SEQ: seqs}
+        parts = [given[STREAM], seqs, replay]
+        if TIMESTAMP in given:
+            found[EXTRA + FROM_TIME] = rfc3339(given[TIMESTAMP])
+            if task.recreated:
+                parts[2] = pc.binary_join_element_wise(replay, given[TIMESTAMP].cast(pa.string()), "@")
+        if task.apart and ROW in given:
+            found[EXTRA + FROM_ROW] = given[ROW].cast(pa.string())
+            parts.append(found[EXTRA + FROM_ROW])
+        found[EXTRA + REPLAY] = replay
+        found["id"] = pc.binary_join_element_wise(*parts, ":", null_handling="skip")
+        return found
+
+    def _dues(self, timestamps: pa.Array | None, rows: int) -> pa.Array:
+        """Microseconds after the first row of the task at which each row is due."""
+        task, times = self._task, np.zeros(rows)
+        if timestamps is not None:
+            times = timestamps.to_numpy(zero_copy_only=False).astype(np.float64)
+        if task.pace is None or not rows:
+            return pa.array(times, pa.float64())
+        before = times[:1] if self._timestamp is None else np.array([self._timestamp])
+        gaps = task.pace.gaps(np.concatenate([before, times]))
+        if self._timestamp is None:
+            gaps[0] = 0
+        dues = self._due + np.cumsum(gaps)
+        self._timestamp, self._due = times[-1], float(dues[-1])
+        return pa.array(dues)
+
+
+def _lines(raw: bytes) -> bytes:
+    """The lines of a header block that could not be read, without those that are taken out of any other."""
+    first, *others = raw.split(b"\r\n")
+    lines = [line for line in (*(() if first.startswith(_VERSION) else (first,)), *others) if line]
+    names = (line.partition(b":")[0].decode("utf-8", "replace") for line in lines)
+    kept = [line for line, name in zip(lines, names, strict=True) if not instructs(name) and name not in _PROVENANCE]
+    return b"".join(line + b"\r\n" for line in kept)

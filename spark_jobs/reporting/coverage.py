@@ -1,0 +1,307 @@
+"""Which of a stream's sequences are stored, and which are not, exactly and with as little reading as that takes.
+
+Objects whose ranges touch make a *run*. A run that holds as many messages as its range is long has no holes, which
+names and footers tell. Only the other runs are read, their sequences alone, and Spark looks for the steps in them.
+A stream that is deleted and created again counts from 1 again: each of its lives is looked at for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from heapq import nlargest
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.watermark import Watermark
+from spark_jobs.reporting.source import Source, Stored
+
+CELLS = 240
+"""A life's range is summed up in at most this many cells of equal width."""
+MOST_HOLES = 25
+MOST_LIVES = 6
+
+_LONGEST_CHUNK = 1 << 20
+"""The range of sequences that one task sorts at most."""
+_EVERY = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AND = ","
+"""What compaction puts between the times of creation where it merged objects of several lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """Sequences that are neither in the archive nor in the quarantine, `first` to `last`.
+
+    `after` and `before` are the times, in microseconds, of the messages on either side, None where unknown. `open`
+    says that it lies beyond the watermark: what belongs there may still be on its way.
+    """
+
+    first: int
+    last: int
+    after: int | None
+    before: int | None
+    open: bool
+
+    @property
+    def missing(self) -> int:
+        """How many sequences."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The stream between its creation and its end: what is stored of the sequences `first` to `last`.
+
+    `created` is as the server wrote it, "" where unknown; `oldest` and `newest` are times of messages in microseconds.
+    Up to sequence `settled` everything is stored that ever will be, None where nothing says so. `holes` counts all of
+    them and `missing` their sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the
+    largest, by sequence. `cells` gives the share that is stored for ranges of `cell` sequences, the last one cut off.
+    """
+
+    created: str
+    first: int
+    last: int
+    oldest: int | None
+    newest: int | None
+    settled: int | None
+    present: int
+    holes: int
+    open_holes: int
+    open_missing: int
+    largest: Sequence[Hole]
+    cell: int
+    cells: Sequence[float]
+
+    @property
+    def missing(self) -> int:
+        """Sequences that are not stored."""
+        return self.last - self.first + 1 - self.present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Segment:
+    """A range that begins and ends with a stored message: how many of it are stored, and the holes inside."""
+
+    first: int
+    last: int
+    oldest: int | None
+    newest: int | None
+    present: int
+    holes: int = 0
+    open: bool = False
+
+    @property
+    def missing(self) -> int:
+        """Sequences inside that are not stored."""
+        return self.last - self.first + 1 - self.present
+
+
+def coverage(
+    source: Source,
+    objects: Iterable[Stored],
+    copies: Mapping[ObjectName, int],
+    doubtful: Collection[ObjectName],
+    mark: Watermark | None,
+) -> tuple[list[Life], int]:
+    """The newest lives of the stream, newest first, and how many older ones were not looked at.
+
+    `objects` is all that the stream has, by first sequence. `copies` says how many messages an object holds that
+    others hold, too; `doubtful` are the objects of which it does not know that.
+    """
+    lives: dict[str, list[Stored]] = defaultdict(list)
+    for stored in objects:
+        for created in stored.created.split(_AND):
+            lives[created].append(stored)
+    newest = sorted(lives, key=_moment, reverse=True)
+    found = []
+    limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all before it, of a mirror for instance
+    for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MOST_LIVES]:
+        whole, unclear = [], []
+        for run in _runs(lives[created]):
+            segment = _whole(run, copies, doubtful)
+            if segment is None:
+                unclear.append(run)
+            else:
+                whole.append(segment)
+        found.append(_life(source, created, (begin, end), whole, unclear, _settled(created, mark)))
+    return [life for life in found if life is not None], len(newest[MOST_LIVES:])
+
+
+def _moment(created: str) -> datetime:
+    try:
+        return datetime.fromisoformat(created).astimezone(UTC)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+
+
+def _micros(created: str) -> int:
+    return (_moment(created) - _EPOCH) // timedelta(microseconds=1)
+
+
+def _settled(created: str, mark: Watermark | None) -> int | None:
+    """The sequence up to which nothing more will come in this life."""
+    if mark is None:
+        return None
+    if not created or not mark.created or created == mark.created:
+        return mark.seq
+    return _EVERY if _moment(created) < _moment(mark.created) else None
+
+
+def _runs(objects: Iterable[Stored]) -> Iterator[list[Stored]]:
+    """Objects, given by first sequence, as runs of those whose ranges touch."""
+    run: list[Stored] = []
+    end = 0
+    for stored in objects:
+        if run and stored.name.first_seq > end:
+            yield run
+            run = []
+        run.append(stored)
+        end = max(end, stored.name.last_seq)
+    yield run
+
+
+def _whole(
+    run: Sequence[Stored], copies: Mapping[ObjectName, int], doubtful: Collection[ObjectName]
+) -> _Segment | None:
+    """The run as a range without holes; None when that takes a look into it.
+
+    Counts do not tell with the quarantine, which may have a message that could be decoded at its next delivery, and
+    not with objects of several lives.
+    """
+    first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
+    present = sum(stored.messages - copies.get(stored.name, 0) for stored in run)
+    mixed = len({stored.name.quarantine for stored in run}) > 1 or any(_AND in stored.created for stored in run)
+    if present != last - first + 1 or mixed or any(stored.name in doubtful for stored in run):
+        return None
+    oldest, newest = _times(run)
+    return _Segment(first=first, last=last, oldest=oldest, newest=newest, present=present)
+
+
+def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
+    """The time of the oldest and of the newest message, as far as footers tell."""
+    known = [(each.oldest, each.newest) for each in objects if each.oldest is not None and each.newest is not None]
+    return min((oldest for oldest, _ in known), default=None), max((newest for _, newest in known), default=None)
+
+
+def _life(
+    source: Source,
+    created: str,
+    times: tuple[int, int],
+    whole: Sequence[_Segment],
+    unclear: Sequence[Sequence[Stored]],
+    settled: int | None,
+) -> Life | None:
+    """The life whose messages came at `times`, in microseconds, the end excluded.
+
+    None when no message of it is found in the objects that may have some.
+    """
+    firsts = [*(segment.first for segment in whole), *(run[0].name.first_seq for run in unclear)]
+    lasts = [*(segment.last for segment in whole), *(stored.name.last_seq for run in unclear for stored in run)]
+    width = max(lasts) - min(firsts) + 1
+    chunks = -(-width // (CELLS * _LONGEST_CHUNK))
+    chunk = -(-width // (CELLS * chunks))
+    read, inner = _read(source, unclear, times, min(firsts), chunk, settled) if unclear else ([], [])
+    segments = sorted([*whole, *read], key=lambda segment: segment.first)
+    if not segments:
+        return None
+    outer = list(_between(segments, settled))
+    open_segments = [segment for segment in segments if segment.open]
+    open_holes = [hole for hole in outer if hole.open]
+    largest = nlargest(MOST_HOLES, [*outer, *inner], key=lambda hole: (hole.missing, -hole.first))
+    return Life(
+        created=created,
+        first=segments[0].first,
+        last=segments[-1].last,
+        oldest=min((segment.oldest for segment in segments if segment.oldest is not None), default=None),
+        newest=max((segment.newest for segment in segments if segment.newest is not None), default=None),
+        settled=settled,
+        present=sum(segment.present for segment in segments),
+        holes=len(outer) + sum(segment.holes for segment in segments),
+        open_holes=len(open_holes) + sum(segment.holes for segment in open_segments),
+        open_missing=sum(hole.missing for hole in open_holes) + sum(segment.missing for segment in open_segments),
+        largest=sorted(largest, key=lambda hole: hole.first),
+        cell=chunk * chunks,
+        cells=_cells(segments, chunk * chunks),
+    )
+
+
+def _read(
+    source: Source,
+    runs: Sequence[Sequence[Stored]],
+    times: tuple[int, int],
+    origin: int,
+    chunk: int,
+    settled: int | None,
+) -> tuple[list[_Segment], list[Hole]]:
+    """The runs' sequences, read: what is stored in each chunk of each run, and the largest holes in them.
+
+    A chunk ends at the watermark, so that no hole in it lies on both sides.
+    """
+    step, at = sf.col("step"), sf.col("at")
+    rows = source.rows(dict(enumerate(runs)), ["seq", "at"]).withColumns(
+        {
+            "chunk": sf.expr(f"(seq - {origin}) div {chunk}"),
+            "open": sf.col("seq") > sf.lit(_EVERY if settled is None else settled),
+        }
+    )
+    if any(_AND in stored.created for run in runs for stored in run):
+        rows = rows.where((at >= times[0]) & (at < times[1]))
+    place = ("part", "chunk", "open")
+    order = Window.partitionBy(*place).orderBy("seq", "at")
+    rows = rows.repartition(max(1, sum(stored.messages for run in runs for stored in run) // _LONGEST_CHUNK), *place)
+    steps = rows.withColumns({"step": sf.col("seq") - sf.lag("seq").over(order), "after": sf.lag("at").over(order)})
+    hole = sf.struct((step - 1).alias("missing"), (-sf.col("seq")).alias("order"), "after", at.alias("before"), "open")
+    found = steps.groupBy(*place).agg(
+        sf.min("seq").alias("first"),
+        sf.max("seq").alias("last"),
+        sf.min("at").alias("oldest"),
+        sf.max("at").alias("newest"),
+        sf.count_if(step.isNull() | (step > 0)).alias("present"),
+        sf.count_if(step > 1).alias("holes"),
+        sf.slice(sf.sort_array(sf.collect_list(sf.when(step > 1, hole)), asc=False), 1, MOST_HOLES).alias("largest"),
+    )
+    table = found.toArrow()
+    segments = [_Segment(**row) for row in table.drop_columns(["part", "chunk", "largest"]).to_pylist()]
+    holes = pa.Table.from_struct_array(pc.list_flatten(table["largest"].combine_chunks()))
+    ordered = holes.sort_by([("missing", "descending"), ("order", "descending")])
+    return segments, [
+        Hole(
+            first=-row["order"] - row["missing"],
+            last=-row["order"] - 1,
+            after=row["after"],
+            before=row["before"],
+            open=row["open"],
+        )
+        for row in ordered.slice(0, MOST_HOLES).to_pylist()
+    ]
+
+
+def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole]:
+    """The holes between segments; one that the watermark lies in is two."""
+    limit = _EVERY if settled is None else settled
+    for left, right in pairwise(segments):
+        first, last = left.last + 1, right.first - 1
+        for begin, end in ((first, min(last, limit)), (max(first, limit + 1), last)):
+            if begin <= end:
+                yield Hole(first=begin, last=end, after=left.newest, before=right.oldest, open=begin > limit)
+
+
+def _cells(segments: Sequence[_Segment], cell: int) -> list[float]:
+    """The share that is stored of each cell. A segment with holes lies in one: a cell is a number of chunks."""
+    origin, last = segments[0].first, segments[-1].last
+    present = [0.0] * -(-(last - origin + 1) // cell)
+    for segment in segments:
+        width = segment.last - segment.first + 1
+        for index in range((segment.first - origin) // cell, (segment.last - origin) // cell + 1):
+            low, high = origin + index * cell, origin + (index + 1) * cell - 1
+            within = min(segment.last, high) - max(segment.first, low) + 1
+            present[index] += segment.present if within == width else segment.present * within / width
+    return [count / min(cell, last - origin + 1 - index * cell) for index, count in enumerate(present)]

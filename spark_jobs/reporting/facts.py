@@ -1,0 +1,253 @@
+"""What the report says, as numbers. A message counts once, however many objects it lies in, as for every reader."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.reporting.coverage import Life, coverage
+from spark_jobs.reporting.source import Source, Stored
+
+Dedupe = Literal["auto", "full", "none"]
+
+MOST_REASONS = 15
+LONGEST_ERROR, LONGEST_SUBJECT = 300, 120
+_QUOTED = r"\"[^\"]*\"|'[^']*'"
+_SECOND = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which part of the archive is described: buckets that reach into `start` to `end`, and keys; None for all.
+
+    `complete` leaves out buckets that end after the watermark's time: something may still be added to them.
+    """
+
+    start: datetime | None = None
+    end: datetime | None = None
+    keys: Sequence[str | None] | None = None
+    complete: bool = False
+
+    def has(self, stored: Stored, mark: Watermark | None) -> bool:
+        """Whether the object belongs to it. The quarantine is not divided by key."""
+        if self.complete and (mark is None or stored.end > mark.time.timestamp()):
+            return False
+        if self.start is not None and stored.end <= self.start.timestamp():
+            return False
+        if self.end is not None and stored.name.bucket >= self.end.timestamp():
+            return False
+        return self.keys is None or stored.name.quarantine or stored.name.key in self.keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Messages that came more than once, and messages that came outside of their bucket's time.
+
+    `late` messages reached the stream after their bucket's end, `early` ones before its start; the median, 95th
+    percentile and greatest lateness are in seconds.
+    """
+
+    redelivered: int = 0
+    early: int = 0
+    late: int = 0
+    median: float = 0.0
+    most: float = 0.0
+    worst: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why `messages` are in the quarantine, and the one of them with the lowest sequence. Times in microseconds."""
+
+    stage: str
+    error: str
+    messages: int
+    first: int
+    last: int
+    seq: int
+    at: int
+    subject: str
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of one archive.
+
+    `objects` and `quarantine` are what `choice` chose; `copies` says how many messages of an object others hold, too.
+    `lives` is about the whole stream, `older_lives` were not looked at. `reasons` are the most frequent ones.
+    """
+
+    stream: str
+    url: str
+    generated: datetime
+    choice: Choice
+    dedupe: Dedupe
+    objects: Sequence[Stored]
+    quarantine: Sequence[Stored]
+    copies: Mapping[ObjectName, int]
+    mark: Watermark | None
+    lives: Sequence[Life]
+    older_lives: int
+    delivery: Delivery
+    reasons: Sequence[Reason]
+
+    def messages(self, objects: Iterable[Stored]) -> int:
+        """How many messages these objects hold, each counted once."""
+        return sum(stored.messages - self.copies.get(stored.name, 0) for stored in objects)
+
+
+def collect(
+    spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
+) -> Facts:
+    """Look at the archive. Raises JetcaptureError when there is none, VanishedError when it changed meanwhile."""
+    if dedupe not in ("auto", "full", "none"):
+        raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
+    source = Source.open(spark, url, stream, options)
+    if choice.complete and source.mark is None:
+        raise JetcaptureError(
+            f"{source.place.shown} has no watermark of stream {stream}: nothing says what is complete"
+        )
+    every = source.objects()
+    shared = _shared(every, dedupe)
+    copies: dict[ObjectName, int] = {}
+    doubtful: Collection[ObjectName] = {stored.name for group in shared for stored in group}
+    if dedupe != "none":
+        copies = _copies(source, shared, dedupe)
+    if dedupe == "auto":  # what lives share of a set's copies, nobody counted
+        mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
+        doubtful = {stored.name for group in mixed for stored in group}
+    lives, older = coverage(source, every, copies, doubtful, source.mark)
+    chosen = [stored for stored in every if choice.has(stored, source.mark)]
+    objects = [stored for stored in chosen if not stored.name.quarantine]
+    quarantine = [stored for stored in chosen if stored.name.quarantine]
+    return Facts(
+        stream=stream,
+        url=source.place.shown,
+        generated=datetime.now(UTC),
+        choice=choice,
+        dedupe=dedupe,
+        objects=objects,
+        quarantine=quarantine,
+        copies=copies,
+        mark=source.mark,
+        lives=lives,
+        older_lives=older,
+        delivery=_delivery(source, objects),
+        reasons=_reasons(source, quarantine) if quarantine else (),
+    )
+
+
+def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
+    """Objects that may share messages with each other, each set of them; with `full`, all objects of each group."""
+    of_name = {stored.name: stored for stored in objects}
+    if dedupe != "full":
+        return [[of_name[name] for name in cluster] for cluster in layout.clusters(of_name) if len(cluster) > 1]
+    groups: dict[tuple[object, ...], list[Stored]] = defaultdict(list)
+    for stored in objects:
+        groups[stored.name.group].append(stored)
+    return list(groups.values())
+
+
+def _copies(source: Source, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) -> dict[ObjectName, int]:
+    """How many of the messages stored in each set are copies, noted at the set's first object."""
+    if not shared:
+        return {}
+    rows = source.rows(dict(enumerate(shared)), ["seq", "at"])
+    # with `full`, a copy may lie in another set, too: the first one has the message
+    distinct = rows.groupBy("seq", "at").agg(sf.min("part").alias("part")) if dedupe == "full" else rows.distinct()
+    counted = distinct.groupBy("part").agg(sf.count("*").alias("messages")).collect()
+    found = {row["part"]: row["messages"] for row in counted}
+    stored = [sum(each.messages for each in group) for group in shared]
+    return {group[0].name: stored[part] - found.get(part, 0) for part, group in enumerate(shared)}
+
+
+def _delivery(source: Source, objects: Sequence[Stored]) -> Delivery:
+    """Looks into the objects whose footers do not show that there is nothing to find."""
+    asked: dict[int, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
+    for stored in objects:
+        begin, end = stored.name.bucket * _SECOND, stored.end * _SECOND
+        times = stored.oldest, stored.newest
+        inside = times[0] is not None and times[1] is not None and begin <= times[0] <= times[1] < end
+        if stored.redelivered or not inside:
+            asked[stored.interval][stored.end].append(stored)
+    if not asked:
+        return Delivery()
+    frames = [
+        source.rows(parts, ["seq", "at", "delivered"]).withColumn("interval", sf.lit(interval * _SECOND))
+        for interval, parts in asked.items()
+    ]
+    once = (
+        reduce(DataFrame.unionAll, frames)
+        .groupBy("seq", "at")
+        .agg(
+            (sf.col("at") - sf.max("part") * _SECOND).alias("after"),
+            sf.max("interval").alias("interval"),
+            sf.max("delivered").alias("delivered"),
+        )
+    )
+    late = sf.when(sf.col("after") >= 0, sf.col("after") / _SECOND)
+    row = once.agg(
+        sf.count_if(sf.col("delivered") > 1).alias("redelivered"),
+        sf.count_if(sf.col("after") < -sf.col("interval")).alias("early"),
+        sf.count(late).alias("late"),
+        sf.percentile_approx(late, [0.5, 0.95], 10_000).alias("shares"),
+        sf.max(late).alias("worst"),
+    ).collect()[0]
+    median, most = row["shares"] or (0.0, 0.0)
+    return Delivery(
+        redelivered=row["redelivered"],
+        early=row["early"],
+        late=row["late"],
+        median=median,
+        most=most,
+        worst=row["worst"] or 0.0,
+    )
+
+
+def _reasons(source: Source, quarantine: Sequence[Stored]) -> list[Reason]:
+    """The most frequent reasons. Errors that differ in numbers or in quoted text only are one."""
+    told = ("stage", "error", "subject")
+    once = source.rows({0: quarantine}, ["seq", "at", *told]).groupBy("seq", "at")
+    alike = sf.regexp_replace(sf.regexp_replace("error", _QUOTED, '"…"'), "[0-9]+", "N")
+    example = sf.struct(
+        "seq",
+        "at",
+        sf.substring("subject", 1, LONGEST_SUBJECT).alias("subject"),
+        sf.substring("error", 1, LONGEST_ERROR),
+    )
+    found = (
+        once.agg(*(sf.coalesce(sf.min(name), sf.lit("")).alias(name) for name in told))
+        .groupBy("stage", sf.substring(alike, 1, LONGEST_ERROR).alias("alike"))
+        .agg(
+            sf.count("*").alias("messages"),
+            sf.min("at").alias("first"),
+            sf.max("at").alias("last"),
+            sf.min(example).alias("example"),
+        )
+    )
+    return [
+        Reason(
+            stage=row["stage"],
+            error=row["alike"],
+            messages=row["messages"],
+            first=row["first"],
+            last=row["last"],
+            seq=row["example"][0],
+            at=row["example"][1],
+            subject=row["example"][2],
+            example=row["example"][3],
+        )
+        for row in found.orderBy(sf.desc("messages"), "stage", "alike").limit(MOST_REASONS).collect()
+    ]

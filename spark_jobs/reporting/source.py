@@ -1,0 +1,204 @@
+"""Where the report's facts come from, the cheapest first: the listing and the names, then footers, then rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.layout import METADATA_PREFIX, ObjectName
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import one_line
+from spark_jobs.reading.objects import VanishedError
+from spark_jobs.reading.place import Place
+
+UNKNOWN_INTERVAL = 3600
+"""Seconds that a bucket is taken to last when no footer says it: objects lie in directories by the hour."""
+
+_FOOTER_THREADS = 32
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Where fsspec's file systems say when an object was written; the first one that is there counts."""
+_COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
+    "seq": (layout.SEQ, "long", pa.int64()),
+    "at": (layout.TIMESTAMP, "long", pa.int64()),
+    "delivered": (layout.DELIVERED, "int", pa.int32()),
+    "subject": (layout.SUBJECT, "string", pa.string()),
+    "stage": (layout.STAGE, "string", pa.string()),
+    "error": (layout.ERROR, "string", pa.string()),
+}
+"""What rows can be asked for, and what it is in the archive and in Spark; `at` is in microseconds since the epoch."""
+_LEAST_TASKS = 4
+_ROWS_OF_A_TASK = 1_000_000
+_BATCH = 1 << 16
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One object, by what its name, the listing and its footer say.
+
+    `size` is in bytes; `modified` in seconds since the epoch, None where the store does not tell; `interval`, the
+    length of its bucket, in seconds; `oldest` and `newest`, the range of `_nats_timestamp`, in microseconds, None
+    without statistics. `created` is when the stream was created, as the server wrote it, "" where unknown.
+    `redelivered` says that some message in it may have been delivered more than once.
+    """
+
+    name: ObjectName
+    size: int
+    modified: float | None
+    messages: int
+    created: str
+    interval: int
+    sealed_by: str
+    oldest: int | None
+    newest: int | None
+    redelivered: bool
+
+    @property
+    def end(self) -> int:
+        """The end of the bucket, in seconds since the epoch."""
+        return self.name.bucket + self.interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One stream's archive and quarantine as they were listed, and up to where everything is stored, if that is known.
+
+    `entries` has what the store says of each object.
+    """
+
+    spark: SparkSession
+    place: Place
+    url: str
+    options: Mapping[str, Any] = field(repr=False)
+    entries: Mapping[ObjectName, Mapping[str, Any]]
+    mark: Watermark | None
+
+    @classmethod
+    def open(cls, spark: SparkSession, url: str, stream: str, options: Mapping[str, Any]) -> Source:
+        """Find the archive and list it. Raises JetcaptureError when that is not possible, or there is none."""
+        place = Place.open(url, options)
+        mark = watermark.read(place.fs, place.root, stream)  # before the listing, which then has all that it promises
+        entries = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
+        if not entries:
+            raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{_known(place)}")
+        return cls(spark=spark, place=place, url=url, options=options, entries=entries, mark=mark)
+
+    def objects(self) -> list[Stored]:
+        """Every object of the stream and of its quarantine, by first sequence. Raises VanishedError."""
+        with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
+            stored = threads.map(lambda entry: _stored(self.place, *entry), self.entries.items())
+            return sorted(stored, key=lambda each: (each.name.first_seq, each.name.last_seq, each.name.path))
+
+    def rows(self, parts: Mapping[int, Iterable[Stored]], columns: Sequence[str]) -> DataFrame:
+        """The rows of some objects: `columns`, and as `part` the number under which the object is in `parts`.
+
+        Arrow reads them in Spark's workers, as it reads the footers here: two or three columns, and no need of a file
+        system of Spark's for the store.
+        """
+        asked = [(stored.name, part) for part, objects in parts.items() for stored in objects]
+        asked.sort(key=lambda each: each[0].rows, reverse=True)
+        tasks = min(len(asked), max(_LEAST_TASKS, sum(name.rows for name, _ in asked) // _ROWS_OF_A_TASK))
+        table = pa.table({"path": [name.path for name, _ in asked], "part": [part for _, part in asked]})
+        read = partial(_read, self.url, dict(self.options), list(columns))
+        schema = ", ".join(["part long", *(f"{column} {_COLUMNS[column][1]}" for column in columns)])
+        return self.spark.createDataFrame(table).repartition(tasks).mapInArrow(read, schema)
+
+
+def _listed(place: Place, directory: str) -> dict[ObjectName, Mapping[str, Any]]:
+    names = ((layout.parse_path(path), entry) for path, entry in place.files(directory).items())
+    return {name: entry for name, entry in names if name is not None}
+
+
+def _known(place: Place) -> str:
+    """The streams that there are, for an error."""
+    try:
+        entries = [str(path).rpartition("/")[2] for path in place.fs.ls(place.root, detail=False)]
+    except Exception:  # it would only add to a message that says what is wrong already
+        return ""
+    streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
+    return f"; there are: {streams}" if streams else ""
+
+
+def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches: Batches) -> Batches:
+    """The rows of each object that `batches` names. Runs in a worker."""
+    place = Place.open(url, options)
+    for batch in batches:
+        for path, part in zip(batch["path"].to_pylist(), batch["part"].to_pylist(), strict=True):
+            with _reading(place, path), pq.ParquetFile(f"{place.root}/{path}", filesystem=place.fs) as file:
+                wanted = [_COLUMNS[column][0] for column in columns if _COLUMNS[column][0] in file.schema_arrow.names]
+                table = file.read(wanted, use_threads=False)
+            arrays = {"part": pa.repeat(part, table.num_rows)}
+            for column in columns:
+                stored, _, kind = _COLUMNS[column]
+                arrays[column] = table[stored].cast(kind) if stored in wanted else pa.nulls(table.num_rows, kind)
+            yield from pa.table(arrays).to_batches(max_chunksize=_BATCH)
+
+
+@contextmanager
+def _reading(place: Place, path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise VanishedError(f"{place.shown}/{path} was removed while the report was made") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise JetcaptureError(f"cannot read {place.shown}/{path}: {one_line(error)}") from error
+
+
+def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
+    with _reading(place, name.path):
+        return _described(name, entry, pq.read_metadata(f"{place.root}/{name.path}", filesystem=place.fs))
+
+
+def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaData) -> Stored:
+    metadata = (footer.metadata or {}).items()
+    said = {key.decode(): value.decode() for key, value in metadata if key.startswith(METADATA_PREFIX.encode())}
+    times, delivered = _bounds(footer, layout.TIMESTAMP), _bounds(footer, layout.DELIVERED)
+    return Stored(
+        name=name,
+        size=int(entry["size"]),
+        modified=_modified(entry),
+        messages=int(said.get(f"{METADATA_PREFIX}messages", name.rows)),
+        created=said.get(f"{METADATA_PREFIX}stream_created", ""),
+        interval=int(said.get(f"{METADATA_PREFIX}interval", UNKNOWN_INTERVAL)),
+        sealed_by=said.get(f"{METADATA_PREFIX}sealed_by", ""),
+        oldest=None if times is None else (times[0] - _EPOCH) // timedelta(microseconds=1),
+        newest=None if times is None else (times[1] - _EPOCH) // timedelta(microseconds=1),
+        redelivered=delivered is None or delivered[1] > 1,
+    )
+
+
+def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column; None where the footer has no statistics of it."""
+    places = (index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
+    place = next(places, None)
+    if place is None:
+        return None
+    groups = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
+        return None
+    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
+
+
+def _modified(entry: Mapping[str, Any]) -> float | None:
+    for name in _MODIFIED:
+        value = entry.get(name)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None
