@@ -29,9 +29,9 @@ import yaml
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE
 from tests.support.archives import put
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, settings

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.archive import layout
-from jetcapture_py.transform.batch import HEADERS_TYPE
+from jetcapture_py.archive.schema import HEADERS_TYPE
 from spark_jobs.archive import read_archive
 from spark_jobs.reading.job import session
 

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from jetcapture_py.config.units import escaped
-from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line
 
 ROOTS = ("jetcapture", "jetcapture_py")
 """The loggers above all of ours; libraries have their own."""

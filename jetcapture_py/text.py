@@ -67,6 +67,14 @@ def is_text(value: str) -> bool:
     return value.isascii() or not _SURROGATE.search(value)
 
 
+def escaped(text: str) -> str:
+    """The text with every character that is not printable, and every quote and backslash, as an escape.
+
+    So it can neither end a line, nor move a terminal's cursor, nor end the quotes around it.
+    """
+    return "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
+
+
 def _text(error: object) -> str:
     try:
         if not isinstance(error, BaseException):
@@ -80,3 +88,10 @@ def _text(error: object) -> str:
         text = ""
     name = type(error).__name__
     return f"{name}: {text}" if text.strip() else name
+
+
+def _escape(char: str) -> str:
+    if char in '"\\':
+        return "\\" + char
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
+    return short or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")

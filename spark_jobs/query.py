@@ -30,8 +30,8 @@ from pyspark.sql import types as st
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.config.units import escaped
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import escaped
 from spark_jobs.archive import archive_view
 from spark_jobs.publishing.login import login, login_arguments
 from spark_jobs.reading.job import archive_arguments, guarded, session

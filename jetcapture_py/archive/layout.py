@@ -127,6 +127,15 @@ def schema_id(columns: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockId:
+    """The key and bucket that all messages of a block share; `bucket` is the interval's start in Unix seconds."""
+
+    key: str | None
+    bucket: int
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
     """What an object's path says of it.
 

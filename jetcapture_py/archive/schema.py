@@ -16,7 +16,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.transform.decode.nested import struct_array
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.nested import struct_array
+
+REPLY = "_nats_reply"
+"""The column with each message's ack subject. It lives in memory only and never reaches the archive."""
+
+HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
+ENVELOPE = pa.schema(
+    [
+        pa.field(layout.SUBJECT, pa.string()),
+        pa.field(layout.SEQ, pa.int64()),
+        pa.field(layout.TIMESTAMP, pa.timestamp("us", "UTC")),
+        pa.field(layout.DELIVERED, pa.int32()),
+        pa.field(layout.HEADERS, HEADERS_TYPE),
+        pa.field(layout.PAYLOAD, pa.binary()),
+        pa.field(REPLY, pa.binary()),
+    ]
+)
+"""Columns of a `MessageBatch`: the archive's envelope without the stream's name, and the ack subject."""
 
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _MOST_DIGITS = 38

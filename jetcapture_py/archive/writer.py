@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.encodings import settings
-from jetcapture_py.archive.schema import conform, unify
-from jetcapture_py.capture.blocks import BlockId
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import REPLY, conform, unify
+from jetcapture_py.archive.sparse import Known
 from jetcapture_py.log import event
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import REPLY
-from jetcapture_py.transform.decode.sparse import Known
 
 log = logging.getLogger("jetcapture.encode")
 

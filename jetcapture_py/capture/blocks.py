@@ -22,24 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import conform, unify_losslessly
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import REPLY, conform, unify_losslessly
 from jetcapture_py.capture.chunks import Chunk, Memory, concat, cost, list_items, overhead
-from jetcapture_py.transform.batch import REPLY
 from jetcapture_py.transform.keys import Run
 
 BLOCK_OVERHEAD = 1024
 """Bytes that an open block costs beside its rows."""
 MOST_NULLS = 4
 """A block is sealed before this part of the most bytes it may have would be nulls of columns that its rows lack."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockId:
-    """What messages of one block have in common. `bucket` is the interval's start in seconds since the epoch."""
-
-    key: str | None
-    bucket: int
-    quarantine: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from jetcapture_py import plugins
 from jetcapture_py.archive import footer, layout, watermark
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, ObjectReader
 from jetcapture_py.transform.decode import FormatConfig, parse_type
-from jetcapture_py.transform.keys import KeyFunction, parse_template
+from jetcapture_py.transform.keys import KeyFunction
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.pipeline import Capture

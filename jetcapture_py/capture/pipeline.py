@@ -17,13 +17,15 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from jetcapture_py.archive.watermark import Observer, Watermark
+from jetcapture_py.archive.sparse import Known
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.backoff import delays
 from jetcapture_py.capture import key_rule, side_tasks
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.budget import AtOnce, Gate
 from jetcapture_py.capture.memory import step_back
+from jetcapture_py.capture.progress import Observer
 from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.capture.storing import probe, put_all
@@ -35,7 +37,6 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import Store, open_store
 from jetcapture_py.transform.batch import BatchTooWideError, Decoder
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.sparse import Known
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Preparer
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jetcapture_py.archive import watermark
+from jetcapture_py.capture.progress import Move, move
 from jetcapture_py.errors import StoreError
 from jetcapture_py.log import event
-from jetcapture_py.monitoring import health
 from jetcapture_py.store import LocalStore, NoteStore, change_note
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ MARK = 15.0
 IDLE_MARK = timedelta(minutes=1)
 """A watermark of which only the time has changed is written no more often than this, by all replicas together."""
 LAST_MARK = 5.0
+DECODER_SLOW = 30.0
+"""Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 
 
 def tasks(capture: Capture, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
@@ -135,10 +137,10 @@ def _move_watermark(
     store: NoteStore, found: watermark.Watermark, state: ConsumerState, idle: timedelta
 ) -> watermark.Watermark:
     """Write what is found, with what is there already, when that says something new; what is there then."""
-    moves: list[watermark.Move] = []
+    moves: list[Move] = []
 
     def change(data: bytes | None) -> bytes | None:
-        moves.append(watermark.move(data, found, state, idle))
+        moves.append(move(data, found, state, idle))
         return moves[-1].data
 
     change_note(store, watermark.path(found.stream), change)
@@ -214,7 +216,7 @@ async def _watch_decoder(capture: Capture) -> None:
     while True:
         await asyncio.sleep(POLL)
         batch, seconds = capture.preparing, capture.decoding_for()
-        if seconds > health.DECODER_SLOW and batch is not logged:
+        if seconds > DECODER_SLOW and batch is not logged:
             event(log, logging.WARNING, "decoder.slow", messages=len(batch), seconds=round(seconds))
             logged = batch
 

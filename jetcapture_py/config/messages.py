@@ -15,7 +15,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from jetcapture_py.config.units import Expanded, dotted, escaped, kind, quoted
+from jetcapture_py.config.units import Expanded, dotted, kind, quoted
+from jetcapture_py.text import escaped
 
 _CLOSE = 0.75
 _SAME_MEANING = {

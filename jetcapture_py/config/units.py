@@ -19,6 +19,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from typing import Self
 
+from jetcapture_py.text import escaped
+
 MAX_SECONDS = 36_500 * 86_400
 """The longest duration: a hundred years, which is still in range as nanoseconds in 64 bits."""
 MAX_BYTES = 2**63 - 1
@@ -140,14 +142,6 @@ def format_size(size: int) -> str:
     return f"{size // _BYTES[unit]}{unit}"
 
 
-def escaped(text: str) -> str:
-    """The text with every character that is not printable, and every quote and backslash, as an escape.
-
-    So it can neither end a line, nor move a terminal's cursor, nor end the quotes around it.
-    """
-    return "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
-
-
 def quoted(value: object) -> str:
     """The value for a message: on one line, not long, without the values of environment variables."""
     if isinstance(value, Expanded):
@@ -209,10 +203,3 @@ def _bytes(text: str) -> Fraction:
         raise ValueError(f"expected {number}{unit}iB (1024s) or {number}{unit}B (1000s), got {quoted(text)}")
     units = " (units B, KB, MB, GB, TB, KiB, MiB, GiB and TiB)" if text[:1].isdigit() else ""
     raise ValueError(f"expected a size such as 128MiB{units}, got {quoted(text)}")
-
-
-def _escape(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
-    return short or (f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}")

@@ -169,7 +169,7 @@ def _given(value: object) -> object:
 
 
 def _template(value: str) -> str:
-    from jetcapture_py.transform.keys import parse_template
+    from jetcapture_py.config.template import parse_template
 
     return value if plugins.is_reference(value) else _checked(value, parse_template)
 

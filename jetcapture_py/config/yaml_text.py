@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml
 
-from jetcapture_py.config.units import Expanded, dotted, escaped
+from jetcapture_py.config.units import Expanded, dotted
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.text import is_text
+from jetcapture_py.text import escaped, is_text
 
 MOST_VALUES = 100_000
 """Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""

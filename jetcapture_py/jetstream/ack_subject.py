@@ -1,14 +1,18 @@
-"""Ack subjects, one at a time: what one says, and subjects for other messages of the same consumer.
+"""Parse and make ack subjects, one or a column at a time.
 
 $JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from jetcapture_py.jetstream.wire.inbox import between, text_of
 
 _SHORT, _LONG = 9, 11
 """Tokens: nine, or eleven and more with domain and account hash in front of the stream (ADR-15)."""
@@ -46,3 +50,107 @@ def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
     tail = b".".join([b"", str(delivery).encode(), *tokens[base + 5 :]])
     numbers = pa.array(seqs, pa.int64()).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(head, numbers, tail, b"")
+
+
+def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
+    """Stream sequence and timestamp in nanoseconds, as int64 arrays, of what came from the consumer, no strays."""
+    (_, seqs, nanoseconds), _ = ack_numbers(replies, stream, consumer)
+    return seqs, nanoseconds
+
+
+def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
+    """Stream sequences, as an int64 array; -1 for what did not come from the consumer."""
+    (_, seqs, _), keep = ack_numbers(replies, stream, consumer)
+    if keep is None:
+        return seqs
+    found = np.full(len(replies), -1)
+    found[keep] = seqs
+    return found
+
+
+Numbers = tuple[Any, Any, Any]
+
+
+def ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[Numbers, list[int] | None]:
+    """Delivery count, stream sequence and timestamp in nanoseconds, as int64 arrays; which rows are real, if not all.
+
+    `$JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]`
+    """
+    numbers = None
+    with contextlib.suppress(pa.ArrowInvalid):
+        numbers = _alike(replies, stream, consumer) if len(replies) else None
+    return (numbers, None) if numbers else _checked_numbers(replies.to_pylist(), stream.encode(), consumer.encode())
+
+
+def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | None:
+    """The numbers, if all begin like the first, which is right, and have as many tokens; else nothing is known."""
+    tokens = replies[0].as_py().split(b".")
+    base = 2 if len(tokens) == _SHORT else 4
+    if len(tokens) != _SHORT and len(tokens) < _LONG:
+        return None
+    if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream.encode(), consumer.encode()]:
+        return None
+    head, dots = b".".join(tokens[: base + 2]) + b".", len(tokens) - 1
+    if not pc.all(pc.starts_with(replies, head)).as_py():
+        return None
+    edges, text = text_of(replies)
+    if base == 2 and all(tokens) and (np.diff(edges) == edges[1] - edges[0]).all():
+        aligned = _aligned(text[edges[0] : edges[-1]].reshape(len(replies), -1), tokens)
+        if aligned is not None:
+            return aligned
+    found = np.flatnonzero(text[edges[0] : edges[-1]] == ord(".")) + edges[0]
+    if len(found) != dots * len(replies):
+        return None
+    ends = found.reshape(-1, dots)
+    if (ends[:, 0] < edges[:-1]).any() or (ends[:, -1] >= edges[1:]).any():
+        return None
+    numbers = []
+    for token in (base + 2, base + 3, base + 5):
+        texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
+        if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # signs and hexadecimal digits are not the server's
+            return None
+        numbers.append(texts.cast(pa.int64()).to_numpy())
+    return numbers[0], numbers[1], numbers[2]
+
+
+def _aligned(lines: Any, tokens: list[bytes]) -> Numbers | None:
+    """The same, of subjects, one a line of the text, of which every token has as many bytes as the first one's."""
+    ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
+    start = ends[3] + 1
+    dots = ends[4:-1] - start
+    tail = lines[:, start:]
+    digits = tail - np.uint8(ord("0")) < 10
+    where = np.ones(tail.shape[1], bool)
+    where[dots] = False
+    if not (digits == where).all() or (tail[:, dots] != ord(".")).any():
+        return None
+    return tuple(_integers(lines[:, ends[token - 1] + 1 : ends[token]]) for token in (4, 5, 7))
+
+
+def _integers(digits: Any) -> Any:
+    """The numbers in the lines of a text that has nothing but digits."""
+    count, width = digits.shape
+    if width == 1:
+        return digits[:, 0].astype(np.int64) - ord("0")
+    offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
+    return pa.Array.from_buffers(pa.string(), count, buffers).cast(pa.int64()).to_numpy()
+
+
+def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tuple[Numbers, list[int]]:
+    """The same, reply by reply, leaving out those that no consumer of ours made."""
+    rows: list[tuple[int, int, int]] = []
+    keep: list[int] = []
+    for index, reply in enumerate(replies):
+        tokens = reply.split(b".")
+        base = 2 if len(tokens) == _SHORT else 4
+        if len(tokens) != _SHORT and len(tokens) < _LONG:
+            continue
+        numbers = (tokens[base + 2], tokens[base + 3], tokens[base + 5])
+        if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream, consumer]:
+            continue
+        if all(number.isdigit() and len(number) < 20 and int(number) < 1 << 63 for number in numbers):
+            rows.append((int(numbers[0]), int(numbers[1]), int(numbers[2])))
+            keep.append(index)
+    columns = np.array(rows, np.int64).reshape(len(rows), 3).T
+    return (columns[0], columns[1], columns[2]), keep

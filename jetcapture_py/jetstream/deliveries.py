@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.jetstream.ack_subject import position, subjects_like
+from jetcapture_py.jetstream.ack_subject import position, positions, subjects_like
 from jetcapture_py.jetstream.admin import ConsumerState
-from jetcapture_py.transform.envelope import positions
 
 ALONE_AFTER = 5.0
 """Seconds without a gap and without pulls of others after which no other replica is likely to be delivered to."""

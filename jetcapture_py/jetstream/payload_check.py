@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from jetcapture_py.jetstream.ack_subject import sequences
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.transform.envelope import sequences
 
 log = logging.getLogger("jetcapture.source")
 

@@ -14,11 +14,11 @@ from typing import Any
 import nats.errors
 
 from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.ack_subject import positions
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.inspect import PATIENCE, PAUSE, Server
 from jetcapture_py.jetstream.pull_status import Reaction, parse_status
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
-from jetcapture_py.transform.envelope import positions
 
 BATCH = 20_000
 PULL_BYTES = 16 << 20

@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jetcapture_py.capture.side_tasks import DECODER_SLOW
+
 if TYPE_CHECKING:
     from jetcapture_py.capture.pipeline import Capture
 
-DECODER_SLOW = 30.0
-"""Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 DECODER_STUCK, DECODER_STUCK_PER_MESSAGE = 300.0, 0.1
 """Seconds for a batch, or for each of its messages if that is longer, after which a decoder will never return: only a
 restart can help. A decoder that is merely slow would be restarted for ever otherwise."""

@@ -15,11 +15,11 @@ from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.units import escaped
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.connection import Api, UnavailableError, connect
 from jetcapture_py.store import NoteStore, open_store
+from jetcapture_py.text import escaped
 
 PATIENCE = 5.0
 

@@ -7,25 +7,6 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from jetcapture_py.archive import layout
-
-REPLY = "_nats_reply"
-"""The column with each message's ack subject. It lives in memory only and never reaches the archive."""
-
-HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
-ENVELOPE = pa.schema(
-    [
-        pa.field(layout.SUBJECT, pa.string()),
-        pa.field(layout.SEQ, pa.int64()),
-        pa.field(layout.TIMESTAMP, pa.timestamp("us", "UTC")),
-        pa.field(layout.DELIVERED, pa.int32()),
-        pa.field(layout.HEADERS, HEADERS_TYPE),
-        pa.field(layout.PAYLOAD, pa.binary()),
-        pa.field(REPLY, pa.binary()),
-    ]
-)
-"""Columns of a `MessageBatch`: the archive's envelope without the stream's name, and the ack subject."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBatch:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Self
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.units import escaped
+from jetcapture_py.text import escaped
 from jetcapture_py.verify.scan import Problem
 
 MOST_RANGES = 10_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jetcapture_py.config.units import escaped
+from jetcapture_py.text import escaped
 from spark_jobs.compaction.plan import Source
 from spark_jobs.compaction.unit import Outcome
 

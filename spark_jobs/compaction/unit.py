@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
-from jetcapture_py.capture.blocks import BlockId
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
 from spark_jobs.archive import LONGEST_INTERVAL

@@ -14,9 +14,10 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import ENVELOPE, Failure, MessageBatch
+from jetcapture_py.transform.batch import Failure, MessageBatch
 from jetcapture_py.transform.decode import JsonDecoder, parse_type
 from jetcapture_py.transform.envelope import assemble
 from spark_jobs.datasource.offsets import Range

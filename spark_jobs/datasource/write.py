@@ -30,10 +30,12 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.config.template import part_name
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, byte_strings, check_subject, header_blocks, without
-from jetcapture_py.transform.batch import HEADERS_TYPE, MessageBatch
-from jetcapture_py.transform.keys import TemplateKey, part_name
+from jetcapture_py.transform.batch import MessageBatch
+from jetcapture_py.transform.keys import TemplateKey
 from spark_jobs.datasource.options import WriteOptions
 from spark_jobs.publishing.publish import instructs, publish_batches
 from spark_jobs.reading.columns import find

@@ -12,9 +12,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.config.template import Part, parse_template, part_name
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
-from jetcapture_py.transform.keys import Part, parse_template, part_name
 from spark_jobs.publishing.subjects import is_odd
 from spark_jobs.reading.columns import find, quoted
 from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of

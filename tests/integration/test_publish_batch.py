@@ -13,10 +13,10 @@ import nats
 import pyarrow as pa
 import pytest
 
+from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.transform.batch import HEADERS_TYPE
 from tests.support.nats_server import NatsServer
 
 Start = Callable[..., NatsServer]

@@ -12,9 +12,9 @@ import pyarrow as pa
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, Blocks, SealRules
 from jetcapture_py.capture.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
-from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from jetcapture_py.transform.keys import group
 from tests.property import examples
 

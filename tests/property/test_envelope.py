@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import REPLY
 from jetcapture_py.transform.envelope import assemble
 from tests.property import examples
 

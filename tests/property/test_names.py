@@ -15,8 +15,9 @@ from hypothesis import example, given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.store.remote import root_of
-from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
+from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey, buckets
 from tests.property import examples
 

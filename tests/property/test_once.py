@@ -13,10 +13,9 @@ import pyarrow.parquet as pq
 from hypothesis import given
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from spark_jobs.reading.overlaps import Identities, resolve
 from tests.property import examples
 

@@ -9,7 +9,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from jetcapture_py.archive.watermark import MARGIN, Observer, Watermark, decode, move
+from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
+from jetcapture_py.capture.progress import Observer, move
 from jetcapture_py.jetstream.admin import consumer_state
 from tests.property import examples
 

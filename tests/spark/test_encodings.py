@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import Encoder
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from tests.support.archives import put
 
 if TYPE_CHECKING:

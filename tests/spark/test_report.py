@@ -20,11 +20,11 @@ from hypothesis import strategies as some
 from pyspark.sql import SparkSession
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import Watermark, path
 from jetcapture_py.archive.writer import Encoder
-from jetcapture_py.capture.blocks import BlockId
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, REPLY
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
 from spark_jobs.reporting.coverage import MOST_HOLES, Life

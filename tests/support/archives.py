@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE
 
 Identity = tuple[int, int]  # sequence, timestamp in microseconds
 

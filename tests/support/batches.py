@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.transform.batch import ENVELOPE, Decoded, MessageBatch
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.transform.batch import Decoded, MessageBatch
 
 
 @dataclass(frozen=True)

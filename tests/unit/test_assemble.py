@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from jetcapture_py.transform.envelope import Assembled, _ack_numbers, _checked_numbers, assemble, parse_headers
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

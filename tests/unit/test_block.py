@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture import blocks as block_module
-from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, BlockId, Blocks, SealRules
+from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, Blocks, SealRules
 from jetcapture_py.capture.chunks import ARRAY_OVERHEAD
-from jetcapture_py.transform.batch import ENVELOPE, REPLY
 from jetcapture_py.transform.keys import Run, group
 
 CHUNK_OVERHEAD = 16 * ARRAY_OVERHEAD

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE
 from spark_jobs.compaction import unit as work
 from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TOLERANCE, units

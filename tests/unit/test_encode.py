@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from jetcapture_py.archive import encodings as encodings_of
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive import writer as encode
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from jetcapture_py.capture.blocks import BlockId
-from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, REPLY
 
 ENCODER = Encoder(
     stream="ORDERS",

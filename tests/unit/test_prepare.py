@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder
 from jetcapture_py.transform.keys import KeyFunction, TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
+from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.publish.frames import (
     byte_strings,
@@ -27,7 +28,6 @@ from jetcapture_py.jetstream.publish.frames import (
 )
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
-from jetcapture_py.transform.batch import HEADERS_TYPE
 from tests.unit.test_wire import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])

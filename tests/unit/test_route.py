@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
-from jetcapture_py.transform.batch import ENVELOPE, HEADERS_TYPE, MessageBatch
-from jetcapture_py.transform.keys import Part, TemplateKey, buckets, group, make_key, parse_template
+from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
+from jetcapture_py.config.template import Part, parse_template
+from jetcapture_py.transform.batch import MessageBatch
+from jetcapture_py.transform.keys import TemplateKey, buckets, group, make_key
 from tests.support.batches import Declared, batch_of
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.transform.decode.sparse import MOST_BYTES, Known
+from jetcapture_py.archive.sparse import MOST_BYTES, Known
 
 NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("u", pa.string()), ("v", pa.float64())])))])
 KNOWN = Known(pa.schema([("a", pa.int64()), ("b", pa.string()), ("n", NESTED)]))

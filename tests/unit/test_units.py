@@ -15,7 +15,6 @@ from jetcapture_py.config.units import (
     MAX_SECONDS,
     SIZE_PATTERN,
     Expanded,
-    escaped,
     format_duration,
     format_size,
     kind,
@@ -23,6 +22,7 @@ from jetcapture_py.config.units import (
     parse_size,
     quoted,
 )
+from jetcapture_py.text import escaped
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import fsspec
 import pytest
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.archive.watermark import MARGIN, Filters, Observer, Watermark, decode, move
+from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
+from jetcapture_py.capture.progress import Observer, move
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import conform, unify
+from jetcapture_py.archive.schema import REPLY, conform, unify
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import REPLY, BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.json_declared import JsonDecoder
 from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder

@@ -17,10 +17,10 @@ import msgspec
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import MAX_DEPTH
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.json_common import Values, assemble, decode_each, failure, payloads_of, show
-from jetcapture_py.transform.decode.nested import flatten, offsets_of, struct_array
 
 MAX_FIELDS = 1000
 """Most columns, and most fields of one nested object: a larger one is stored as JSON text."""

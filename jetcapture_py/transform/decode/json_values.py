@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
 from jetcapture_py.transform.decode.json_common import Build, MisfitError, search, show
-from jetcapture_py.transform.decode.nested import flatten, offsets_of, struct_array
 
 Reader = Callable[[list[Any]], list[Any]]
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}

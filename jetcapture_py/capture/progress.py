@@ -1,0 +1,149 @@
+"""How far a capture has come: the watermark to write next, and the lag.
+
+Everything comes from the consumer's ack floor, because a message is acknowledged only once it is stored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode, time_text
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.admin import ConsumerState, filters_of
+
+_MOST_SAMPLES = 4096
+_MOST_FILTERS = 100
+_MICROSECOND = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What becomes of the file: `data` is to be written, None leaves it as it is; `there` is what it says afterwards.
+
+    `warnings` are events, with their fields, of what was wrong with it or has changed.
+    """
+
+    there: Watermark
+    data: bytes | None
+    warnings: tuple[tuple[str, Mapping[str, object]], ...] = ()
+
+
+def move(data: bytes | None, found: Watermark, state: ConsumerState, idle: timedelta) -> Move:
+    """What `found`, which is what the consumer's `state` says, makes of the file that has `data` in it now.
+
+    Where only the time is new, and by less than `idle`, it stays as it is.
+    """
+    warnings: list[tuple[str, Mapping[str, object]]] = []
+    there: Watermark | None = None
+    if data is not None:
+        try:
+            there = decode(data, found.stream)
+        except JetcaptureError as error:
+            warnings.append(("watermark.failed", {"error": error}))
+    wrong = there is not None and there.time > state.asked + MARGIN
+    if there is not None and wrong:
+        warnings.append(("watermark.corrected", {"was": time_text(there.time), "now": time_text(found.time)}))
+        there = replace(there, time=found.time)
+    if there is not None:
+        found = replace(found, filters=_joined(there, found, state, warnings))
+    new = found.after(there)
+    if there is not None and not wrong and (new is None or _only_later(new, there, idle)):
+        return Move(there=there, data=None, warnings=tuple(warnings))
+    new = new or there or found
+    return Move(there=new, data=new.encode(), warnings=tuple(warnings))
+
+
+def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:
+    return replace(new, time=old.time) == old and new.time - old.time < idle
+
+
+def _joined(
+    there: Watermark, found: Watermark, state: ConsumerState, warnings: list[tuple[str, Mapping[str, object]]]
+) -> tuple[Filters, ...]:
+    """The filters of both.
+
+    When filters are changed, the server does not say how far it has looked for messages, only which one it delivered
+    last. What comes after a message that was delivered later was selected by the new filters.
+    """
+    other_life = there.created and found.created and there.created != found.created
+    if not there.filters or not found.filters or other_life:
+        return found.filters
+    last, own = there.filters[-1], found.filters[-1]
+    if last.subjects != own.subjects:
+        warnings.append(("watermark.filters", {"seq": there.seq, "before": last.subjects, "now": own.subjects}))
+        stored = max(there.seq, last.after)
+        places = sorted({stored, max(stored, state.delivered)})
+        new = tuple(Filters(after=place, subjects=own.subjects, sure=False) for place in places)
+    elif not last.sure and state.delivered > last.after:
+        new = (Filters(after=state.delivered, subjects=own.subjects),)
+    elif len(there.filters) == 1:
+        return (min(last, own, key=lambda each: each.after),)
+    else:
+        new = ()
+    return (*there.filters, *new)[-_MOST_FILTERS:]
+
+
+class Observer:
+    """Knows what the ack floor means in time, from the messages that this replica has received.
+
+    A message after sequence s has no earlier timestamp than that of s, so when everything up to s is stored, so is
+    everything before that timestamp.
+    """
+
+    def __init__(self, stream: str, consumer: str) -> None:
+        self._stream, self._consumer = stream, consumer
+        self._samples: list[tuple[int, int]] = []
+        self._began = 0
+
+    def began(self, state: ConsumerState) -> None:
+        """Note where the consumer stands before anything is pulled: which filters it had until then is not known."""
+        self._began = state.delivered
+
+    def saw(self, seq: int, timestamp: int) -> None:
+        """A message was received: its sequence, and its timestamp in microseconds since the epoch."""
+        if self._samples and seq <= self._samples[-1][0]:
+            return
+        self._samples.append((seq, timestamp))
+        if len(self._samples) > _MOST_SAMPLES:
+            del self._samples[: -_MOST_SAMPLES // 2 : 2]
+
+    def lag(self, state: ConsumerState) -> timedelta:
+        """How long the oldest message that is not stored yet has been in the stream, as far as this replica knows.
+
+        Nothing when everything is stored. Of messages that it has not received, only those that it has say how old
+        they may be; the largest value of all replicas is the right one.
+        """
+        if (state.pending == 0 and state.unacked == 0) or not self._samples:
+            return timedelta()
+        place = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
+        oldest = self._samples[min(place, len(self._samples) - 1)][1]
+        return max(timedelta(), state.asked - _EPOCH - timedelta(microseconds=oldest))
+
+    def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
+        """What the consumer's state says, if it says anything.
+
+        Nothing for a consumer with `max_deliver`: its floor passes messages that were never acknowledged.
+        """
+        if state.config.get("max_deliver", -1) > 0:
+            return None
+        if state.pending == 0 and state.unacked == 0:
+            time = state.asked - MARGIN
+        else:
+            place = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
+            if not place:
+                return None
+            del self._samples[: place - 1]
+            earliest = min(timestamp for _, timestamp in self._samples)  # not the first where a clock has gone back
+            time = min(_EPOCH + timedelta(microseconds=earliest) - _MICROSECOND, state.asked)
+        return Watermark(
+            stream=self._stream,
+            consumer=self._consumer,
+            created=created,
+            seq=state.ack_floor,
+            time=time,
+            filters=(Filters(after=self._began, subjects=tuple(sorted(filters_of(state.config)))),),
+        )
