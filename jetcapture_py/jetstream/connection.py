@@ -8,13 +8,14 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import nats.errors
 from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.permissions import DeniedError
 from jetcapture_py.jetstream.wire.client import Connection, Hook
 
@@ -55,7 +56,7 @@ async def connect(
 ) -> Connection:
     """Connect; unreachable servers are tried again for `patience` seconds, a refusal is final.
 
-    Once connected, reconnect attempts are unlimited. Raises SourceError.
+    Once connected, reconnect attempts are unlimited. Raises SourceError, and ConfigError for a missing extra.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
@@ -110,6 +111,8 @@ def _wants_tls(config: NatsConfig) -> bool:
 
 
 def _options(config: NatsConfig) -> dict[str, Any]:
+    if any(url.lower().startswith("ws") for url in config.servers) and find_spec("aiohttp") is None:
+        raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
     options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
     if config.user is not None:
         options["user"] = config.user
