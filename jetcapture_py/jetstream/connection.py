@@ -26,7 +26,7 @@ _JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
-_FORBIDDEN = 403
+FORBIDDEN, NOT_FOUND = 403, 404
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
@@ -195,7 +195,7 @@ class Api:
         try:
             message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)
         except DeniedError as error:
-            raise ApiError(_FORBIDDEN, 0, str(error)) from error
+            raise ApiError(FORBIDDEN, 0, str(error)) from error
         except nats.errors.NoRespondersError as error:
             raise UnavailableError("JetStream does not answer: it is not enabled here, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:

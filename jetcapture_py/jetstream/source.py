@@ -20,7 +20,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.admin import ConsumerState
-from jetcapture_py.jetstream.connection import Api, connect
+from jetcapture_py.jetstream.connection import FORBIDDEN, NOT_FOUND, Api, ApiError, UnavailableError, connect
 from jetcapture_py.jetstream.consumer import Consumer
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.payload_check import PayloadCheck
@@ -90,6 +90,7 @@ class Source:
         self._others = 0
         self._limits = PullLimits(self.memory, LANES)
         self._said_large = LogLimit()
+        self._may_get = True  # whether nobody has forbidden us to ask for a message
         self._stock_due = False  # whether a reconnect is to be followed up before the next pull
         self._inbox = Inbox(self._on_data)
         self._inbox.on_status = self._on_status
@@ -134,6 +135,7 @@ class Source:
             self.consumer,
             self._floor_again,
             self.give_back,
+            self._is_empty,
             limited=self.state.config.get("max_deliver", -1) > 0,
         )
         self._deliveries = Deliveries(self.stream, self.consumer, self.state)
@@ -471,6 +473,22 @@ class Source:
     @property
     def _open_pulls(self) -> int:
         return sum(lane.active for lane in self._lanes)
+
+    async def _is_empty(self, seq: int) -> bool | None:
+        """Whether the message has no payload in the stream; None where we may not ask, or nobody answers.
+
+        False for one that is gone: what it had is not known, and it does not come again.
+        """
+        if not self._may_get:
+            return None
+        try:
+            answer = await self._api.request(f"STREAM.MSG.GET.{self.stream}", {"seq": seq})
+        except UnavailableError:
+            return None
+        except ApiError as error:
+            self._may_get = error.code != FORBIDDEN
+            return False if error.code == NOT_FOUND else None
+        return not answer["message"].get("data")
 
     async def _floor_again(self) -> int | None:
         """The ack floor, from an answer about the consumer that was asked for now; None once nothing can come."""

@@ -163,7 +163,7 @@ def test_a_domains_own_server_checks_subjects_without_it(start: Start, tmp_path:
 
 def test_what_may_be_left_out_is_not_needed(start: Start, tmp_path: Path) -> None:
     optional = listed("CAPTURE", optional=True)
-    assert len(optional) == 2
+    assert len(optional) == 3
     server = start(without(*optional, of="CAPTURE"))
     capture(server, tmp_path / "archive", source={"create": False})
     assert len(rows(tmp_path / "archive")) == MESSAGES
