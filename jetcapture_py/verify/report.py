@@ -18,7 +18,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class SequenceRange:
     """Sequences `first` to `last`, inclusive, with so many `messages` of the stream in them, None where not known.
 
     The times are those of its first and its last message, UTC.
@@ -41,7 +41,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watermark:
+class WatermarkFinding:
     """What the archive's watermark says, and what is wrong with that, "" if nothing is."""
 
     seq: int | None
@@ -75,9 +75,9 @@ class Report:
     up_to_time: datetime | None
     stored: int
     missing: int
-    holes: tuple[Range, ...]
+    holes: tuple[SequenceRange, ...]
     hole_ranges: int
-    gaps: tuple[Range, ...]
+    gaps: tuple[SequenceRange, ...]
     gap_ranges: int
     gap_sequences: int
     duplicates: int
@@ -94,7 +94,7 @@ class Report:
     bytes: int
     quarantined: int
     older: int
-    watermark: Watermark | None
+    watermark: WatermarkFinding | None
     unchecked: tuple[str, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
