@@ -9,9 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from jetcapture_py.archive import schema as unify
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded
-from jetcapture_py.transform.decode import InferringJsonDecoder, conform
+from jetcapture_py.transform.decode import InferringJsonDecoder, conform, unify
 from tests.support.batches import batch_of, hostile, outcomes
 
 

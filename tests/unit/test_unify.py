@@ -6,8 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive import schema as unify
-from jetcapture_py.transform.decode import conform
+from jetcapture_py.transform.decode import conform, unify
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
