@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,39 @@ from tests.spark.conftest import Archive
 pytestmark = pytest.mark.spark
 
 REPOSITORY = Path(__file__).parents[2]
+SUBMITTED = """
+import os, sys
+from spark_jobs.job import session
+
+def look(batches):
+    import pyarrow as pa
+    try:
+        from of_the_user import NAME
+    except ImportError:
+        NAME = None
+    import jetcapture_py
+    root = os.path.dirname(os.path.dirname(jetcapture_py.__file__))
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"name": [str(NAME)], "root": [root]})
+
+spark = session("test")
+row = spark.range(1).mapInArrow(look, "name string, root string").first()
+print(spark.conf.get("spark.sql.session.timeZone"), *row)
+"""
+SHIPPED = """
+from pyspark.sql import SparkSession
+from spark_jobs.job import session, spark_error
+
+def columns(spark):
+    return spark.read.format("nats").options(servers="nats://127.0.0.1:1", stream="S").load().columns
+
+try:
+    columns(SparkSession.builder.getOrCreate())
+except Exception as error:
+    print(spark_error(error))
+spark = session("test")
+print(*columns(spark)[:2], spark.conf.get("spark.sql.session.timeZone"))
+"""
 SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
 JETCAPTURE = [sys.executable, "-m", "jetcapture_py"]
 
@@ -62,6 +97,52 @@ def test_spark_submit_runs_a_job_from_its_file(orders: Archive, tmp_path: Path) 
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
     )
     assert (done.returncode, done.stdout) == (0, "key,total\neu,8.0\n"), done.stderr
+
+
+def submit(program: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", *words, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=program.parent,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **more},
+    )
+
+
+def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "of_the_user.py").write_text("NAME = 'theirs'\n")
+    program = tmp_path / "program.py"
+    program.write_text(SUBMITTED)
+    given = {"spark.sql.session.timeZone": "Asia/Kathmandu", "spark.executorEnv.PYTHONPATH": str(theirs)}
+    words = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    done = submit(program, *words, PYTHONPATH=str(REPOSITORY))
+    assert (done.returncode, done.stdout.split()) == (0, ["Asia/Kathmandu", "theirs", str(REPOSITORY)]), done.stderr
+
+
+def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tmp_path: Path) -> None:
+    program, package, python = tmp_path / "program.py", tmp_path / "jetcapture.zip", tmp_path / "python"
+    program.write_text(SHIPPED)
+    with zipfile.ZipFile(package, "w") as file:
+        for path in (each for name in ("jetcapture_py", "spark_jobs") for each in (REPOSITORY / name).rglob("*.py")):
+            file.write(path, path.relative_to(REPOSITORY))
+    # what is installed here, but neither this package nor the module by which Spark finds its format
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name != "pyspark_nats.py":
+            (installed / entry.name).symlink_to(entry)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    done = submit(program, "--py-files", str(package), PYSPARK_PYTHON=str(python), PYTHONPATH=str(installed))
+    assert done.returncode == 0, done.stderr
+    without, columns = done.stdout.splitlines()
+    assert without.startswith("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: nats.")
+    assert without.endswith("and call spark.dataSource.register(NatsDataSource), from spark_jobs.nats")
+    assert columns == "_nats_stream _nats_subject UTC"
 
 
 def test_a_wrong_job_argument_or_configuration_is_exit_code_2(tmp_path: Path) -> None:
