@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,8 @@ T = TypeVar("T")
 
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"
+_INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a process that this signal has ended, as shells have it."""
 _CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
 """What Py4J puts before an error of the JVM; of Spark's own errors, which have a name in brackets, also the class."""
 _NOT_INSTALLED = (
@@ -218,9 +222,10 @@ def _refuse(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job` and turn its failure into one line and exit code 1, or 2 when a setting is wrong."""
+    """Run `job` and turn its failure into one line and exit code 1, 2 when a setting is wrong, 130 when interrupted."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
+    logging.getLogger().addFilter(_not_of_py4j)
     try:
         job()
     except ConfigError as error:
@@ -229,7 +234,17 @@ def guarded(name: str, job: Callable[[], object]) -> int:
     except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
         sys.stderr.write(f"{name}: {spark_error(error)}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        return _INTERRUPTED
+    finally:
+        logging.getLogger().removeFilter(_not_of_py4j)
     return 0
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Py4J logs the traceback of whatever it raises, an interrupt too, with the root logger."""
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def spark_error(error: Exception) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
 
@@ -13,11 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from jetcapture_py.cli import JOBS, app
+from spark_jobs import query, replay
 from tests.spark.conftest import Archive
 
 pytestmark = pytest.mark.spark
 
 REPOSITORY = Path(__file__).parents[2]
+STARTING = ("WARNING: Using incubator", "Using Spark's default", "Setting ", "To adjust logging", "2")
+"""How the lines start that Spark prints while it starts."""
 SUBMITTED = """
 import os, sys
 from spark_jobs.job import session
@@ -143,6 +148,46 @@ def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tm
     assert without.startswith("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: nats.")
     assert without.endswith("and call spark.dataSource.register(NatsDataSource), from spark_jobs.nats")
     assert columns == "_nats_stream _nats_subject UTC"
+
+
+@pytest.mark.parametrize("connect", [False, True], ids=["classic", "connect"])
+def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: Path, connect: bool) -> None:
+    output = tmp_path / "never.csv"
+    sql = "SELECT count(*) FROM range(0, 1000000000000, 1, 1) AS r WHERE sha2(CAST(id AS string), 512) < '00'"
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+    if connect:
+        environment |= {"SPARK_REMOTE": "local[1]", "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_TESTING": "1"}
+    with (tmp_path / "log").open("w+") as log:
+        job = subprocess.Popen(
+            [*JETCAPTURE, "spark", "query", orders.url, "ORDERS", sql, "--format", "csv", "--output", str(output)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+        partial = output.with_name(".never.csv.partial")
+        deadline = time.monotonic() + 200
+        while not partial.exists():  # it is about to ask Spark for the first row
+            assert job.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
+        assert job.wait(100) == 130
+        log.seek(0)
+        said = [line for line in log.read().splitlines() if not line.startswith(STARTING)]
+    assert said == ["query: interrupted"]
+    assert list(tmp_path.glob("*never*")) == []
+
+
+def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    for module, arguments, expected in (
+        (query, ["--from", "bogus"], "argument --from: expected a time such as 2026-05-01T12:00:00Z, a date, today or"),
+        (replay, ["--rate", "fast"], 'argument --rate: expected a number above 0, got "fast"'),
+        (replay, ["--tasks", "two"], 'argument --tasks: expected a whole number from 1, got "two"'),
+    ):
+        with pytest.raises(SystemExit):
+            module.main(["/archive", "ORDERS", *arguments])
+        assert expected in capsys.readouterr().err
 
 
 def test_a_wrong_job_argument_or_configuration_is_exit_code_2(tmp_path: Path) -> None:
