@@ -109,7 +109,7 @@ def submit(program: Path, *words: str, **more: str) -> subprocess.CompletedProce
         [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", *words, str(program)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
         cwd=program.parent,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **more},
@@ -166,7 +166,7 @@ def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: P
             start_new_session=True,
         )
         partial = output.with_name(".never.csv.partial")
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 240
         while not partial.exists():  # it is about to ask Spark for the first row
             assert job.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline

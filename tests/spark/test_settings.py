@@ -78,6 +78,7 @@ def test_the_core_cases_hold_under_every_setting(
 
 @pytest.mark.parametrize("settings", [DEFAULTS, SOME[0], OTHERS] if ALL else [OTHERS], ids=name)
 @pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.timeout(700)  # it starts up to four JVMs
 def test_the_core_cases_hold_on_connect_and_on_a_cluster(
     places: tuple[Archive, NatsServer], master: str, settings: Settings
 ) -> None:
@@ -88,7 +89,7 @@ def test_the_core_cases_hold_on_connect_and_on_a_cluster(
         [sys.executable, "-m", "tests.spark.core", *words],
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=600,
         check=False,
         cwd=Path(__file__).parents[2],
         env={key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))},
