@@ -54,7 +54,7 @@ try:
 except Exception as error:
     print(spark_error(error))
 spark = session("test")
-print(*columns(spark)[:2], spark.conf.get("spark.sql.session.timeZone"))
+print(*columns(spark)[:2])
 """
 SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
 JETCAPTURE = [sys.executable, "-m", "jetcapture_py"]
@@ -89,31 +89,23 @@ def test_jetcapture_runs_a_job_with_its_arguments(orders: Archive) -> None:
     assert (done.exit_code, done.stdout) == (1, "")
 
 
-def test_spark_submit_runs_a_job_from_its_file(orders: Archive, tmp_path: Path) -> None:
-    submit = Path(sys.executable).with_name("spark-submit")
-    words = [str(submit), "--master", "local[1]", str(REPOSITORY / "spark_jobs" / "query.py")]
-    done = subprocess.run(
-        [*words, orders.url, "ORDERS", SUMS, "--format", "csv"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-    )
-    assert (done.returncode, done.stdout) == (0, "key,total\neu,8.0\n"), done.stderr
-
-
-def submit(program: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def submit(place: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", *words, str(program)],
+        [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", *words],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
-        cwd=program.parent,
+        cwd=place,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **more},
     )
+
+
+def test_spark_submit_runs_a_job_from_its_file_in_utc(orders: Archive, tmp_path: Path) -> None:
+    job = str(REPOSITORY / "spark_jobs" / "query.py")
+    sql = SUMS.replace("AS total", "AS total, current_timezone() AS zone")
+    done = submit(tmp_path, job, orders.url, "ORDERS", sql, "--format", "csv", TZ="America/New_York")
+    assert (done.returncode, done.stdout) == (0, "key,total,zone\neu,8.0,UTC\n"), done.stderr
 
 
 def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
@@ -124,7 +116,7 @@ def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
     program.write_text(SUBMITTED)
     given = {"spark.sql.session.timeZone": "Asia/Kathmandu", "spark.executorEnv.PYTHONPATH": str(theirs)}
     words = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
-    done = submit(program, *words, PYTHONPATH=str(REPOSITORY))
+    done = submit(tmp_path, *words, str(program), PYTHONPATH=str(REPOSITORY))
     assert (done.returncode, done.stdout.split()) == (0, ["Asia/Kathmandu", "theirs", str(REPOSITORY)]), done.stderr
 
 
@@ -142,12 +134,13 @@ def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tm
             (installed / entry.name).symlink_to(entry)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    done = submit(program, "--py-files", str(package), PYSPARK_PYTHON=str(python), PYTHONPATH=str(installed))
+    words = ["--py-files", str(package), str(program)]
+    done = submit(tmp_path, *words, PYSPARK_PYTHON=str(python), PYTHONPATH=str(installed))
     assert done.returncode == 0, done.stderr
     without, columns = done.stdout.splitlines()
     assert without.startswith("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: nats.")
     assert without.endswith("and call spark.dataSource.register(NatsDataSource), from spark_jobs.nats")
-    assert columns == "_nats_stream _nats_subject UTC"
+    assert columns == "_nats_stream _nats_subject"
 
 
 @pytest.mark.parametrize("connect", [False, True], ids=["classic", "connect"])
