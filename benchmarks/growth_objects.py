@@ -138,7 +138,7 @@ def planned(archive: str) -> list[Cost]:
     from spark_jobs.compact import TARGET_SIZE
     from spark_jobs.compaction.files import Files
     from spark_jobs.compaction.plan import units
-    from spark_jobs.reading.job import session
+    from spark_jobs.job import session
 
     spark = session("growth")
     spark.range(1).collect()

@@ -28,7 +28,7 @@ from pyspark.sql import functions as sf
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from spark_jobs.archive import read_archive
-from spark_jobs.reading.job import session
+from spark_jobs.job import session
 
 STREAM = "ORDERS"
 START = datetime(2026, 5, 1, tzinfo=UTC)

@@ -46,7 +46,7 @@ from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import Source, units
 from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
-from spark_jobs.reading.job import guarded, part_arguments, reading, session, store_arguments
+from spark_jobs.job import guarded, part_arguments, reading, session, store_arguments
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
 

@@ -117,7 +117,7 @@ def _check_prerequisites() -> None:
     _server_binary()
     if importlib.util.find_spec("pyspark") is None:
         raise JetcaptureError("PySpark is missing: pip install 'jetcapture[demo]'")
-    from spark_jobs.reading.job import require_java
+    from spark_jobs.job import require_java
 
     require_java()
 
@@ -276,7 +276,7 @@ class _Demo:
 
     def _spark(self) -> SparkSession:
         from spark_jobs.archive import archive_view
-        from spark_jobs.reading.job import session
+        from spark_jobs.job import session
 
         with self.console.status("Spark starts …"):
             spark = session("jetcapture demo")
@@ -355,7 +355,7 @@ def _spark_noise_to(path: Path) -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from spark_jobs.reading.job import spark_error
+    from spark_jobs.job import spark_error
 
     sys.stderr.flush()
     saved = os.dup(2)

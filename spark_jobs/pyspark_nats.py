@@ -1,5 +1,5 @@
 """Installed as the top-level module `pyspark_nats`, which is how Spark finds the data source `nats` by itself."""
 
-from spark_jobs.datasource.source import NatsDataSource as DefaultSource
+from spark_jobs.datasource import NatsDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

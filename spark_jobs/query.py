@@ -33,10 +33,10 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import escaped
 from spark_jobs.archive import archive_view
+from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.publishing.login import login, login_arguments
-from spark_jobs.reading.job import archive_arguments, guarded, session
 from spark_jobs.reading.place import Place, in_spark
-from spark_jobs.reading.row_json import is_nested, json_of, row_of
+from spark_jobs.reading.row_json import is_nested, row_of, text_of
 
 FORMATS = ("table", "csv", "json", "parquet")
 _VIEWS = ("archive", "quarantine")
@@ -205,9 +205,9 @@ def _target(output: str | None) -> Iterator[TextIO]:
 
 
 def _text(value: Column, kind: st.DataType) -> Column:
-    if is_nested(kind):
-        return json_of(value, kind)
-    return sf.base64(value) if isinstance(kind, st.BinaryType) else value.cast("string")
+    if is_nested(kind) or isinstance(kind, st.BinaryType):  # Spark's own base64 has line ends in it
+        return text_of(value, kind)
+    return value.cast("string")
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:

@@ -41,9 +41,9 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
+from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login, login_at
 from spark_jobs.query import query
-from spark_jobs.reading.job import guarded, session, spark_error
 from spark_jobs.replaying.arguments import pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Survey, describe, is_certain, is_recreated, short_window

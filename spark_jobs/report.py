@@ -20,7 +20,7 @@ if __name__ == "__main__" and not __package__:
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_jobs.reading.job import archive_arguments, guarded, session
+from spark_jobs.job import archive_arguments, guarded, session
 from spark_jobs.reading.objects import VanishedError
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect

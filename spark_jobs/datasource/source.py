@@ -4,7 +4,8 @@
 
 A read has the archive's envelope columns, so that live and archived messages make one table. A streaming query keeps
 its progress in Spark's checkpoint; the stream's consumers are not touched. Spark finds this class by itself once the
-package is installed, through the module `pyspark_nats`.
+package is installed where the driver runs, through the module `pyspark_nats`. With --py-files it does not: call
+`spark.dataSource.register(NatsDataSource)`, or take the session from `spark_jobs.job.session`, which does.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_the_sql_counts_every_message_once(archive: Path) -> None:
 def test_the_python_reads_the_archive(
     archive: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("spark_jobs.reading.job.session", lambda _: spark)
+    monkeypatch.setattr("spark_jobs.job.session", lambda _: spark)
     names: dict[str, Any] = {}
     exec(blocks("python")[0].replace(ARCHIVE, str(archive)), names)
     assert names["orders"].count() == 10

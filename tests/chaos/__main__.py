@@ -164,7 +164,7 @@ async def _bounded(directory: Path, shape: Shape, seed: int, storm: Storm, limit
 def _read_with_spark(directory: Path, outcome: Outcome) -> list[str]:
     """Count what `read_archive` returns: each message once."""
     from spark_jobs.archive import read_archive
-    from spark_jobs.reading.job import session
+    from spark_jobs.job import session
     from tests.support.running import STREAM
 
     root = str((directory / "archive").resolve())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from spark_jobs.reading.job import session
+from spark_jobs.job import session
 
 
 def main(url: str, stream: str, directory: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import csv
 import io
 import json
@@ -282,6 +283,44 @@ def test_a_table_of_any_length_is_shown_while_it_is_read() -> None:
     assert [next(lines), next(lines), next(lines)] == ["n    x", "---  -", "0    x"]
     assert len(read) < 5000
     assert list(lines)[-1] == "4999  x"
+
+
+@pytest.mark.parametrize("form", ["csv", "table", "json"])
+def test_long_binary_values_are_base64_without_line_ends(
+    orders: Archive, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert main([orders.url, "ORDERS", "SELECT CAST(repeat('x', 100) AS binary) AS b", "--format", form]) == 0
+    encoded = base64.b64encode(b"x" * 100).decode()
+    assert capsys.readouterr().out.splitlines()[-1] == (f'{{"b":"{encoded}"}}' if form == "json" else encoded)
+
+
+def test_columns_of_one_name_are_all_shown_and_refused_as_json(
+    orders: Archive, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pair = "FROM archive AS a, archive AS b WHERE a.amount = 1.5 AND b.amount = 10"
+    sql = f"SELECT a.key, b.key, a.amount AS `x.y` {pair}"
+    assert main([orders.url, "ORDERS", sql, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "key,key,x.y\neu,us,1.5\n"
+    assert main([orders.url, "ORDERS", sql]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["key", "key", "x.y"],
+        ["---", "---", "---"],
+        ["eu", "us", "1.5"],
+    ]
+    said = "a JSON object has each name once; rename one with AS\n"
+    for query, what in (
+        (sql, "columns are called key"),
+        (f"SELECT struct(a.key, b.key) AS s {pair}", "fields of s are called key"),
+    ):
+        output = tmp_path / "out.json"
+        assert main([orders.url, "ORDERS", query, "--format", "json", "--output", str(output)]) == 1
+        assert capsys.readouterr().err == f"query: two {what}: {said}"
+        assert list(tmp_path.glob("*out.json*")) == []
+    assert main([orders.url, "ORDERS", "SELECT 1 AS x, 2 AS X", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"x": 1, "X": 2}
+    where = ["--to-nats", "a.b", "--servers", "nats://127.0.0.1:1"]
+    assert main([orders.url, "ORDERS", sql, *where]) == 1
+    assert capsys.readouterr().err == f"query: two columns are called key: {said}"
 
 
 def test_drifted_columns_can_be_queried(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, date, datetime, time, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from jetcapture_py.config.units import (
     kind,
     parse_duration,
     parse_size,
+    parse_time,
     quoted,
 )
 from jetcapture_py.text import escaped
@@ -184,3 +186,18 @@ def test_shown_values_are_short_and_on_one_line() -> None:
         "a list",
         "a bytes",
     ]
+
+
+def test_a_time_is_a_moment_a_date_or_text() -> None:
+    moment = datetime(2026, 5, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    assert parse_time(moment) is moment
+    midnight = datetime(2026, 5, 1, tzinfo=UTC)
+    assert parse_time(date(2026, 5, 1)) == parse_time("2026-05-01") == parse_time("2026-05-01T00:00Z") == midnight
+    assert parse_time("2026-05-01T12:00+02:00") == moment
+    assert timedelta(days=1) <= parse_time("today") - parse_time("yesterday") <= timedelta(days=2)
+    assert parse_time("today").time() == time()
+    for wrong in ("bogus", "", 5, None, "2026-02-30", "2026-05-01T25:00"):
+        with pytest.raises(ValueError, match=r"^expected a time such as .*, got "):
+            parse_time(wrong)
+    with pytest.raises(ValueError, match="2026-05-01T12:00:00 has no time zone"):
+        parse_time(datetime(2026, 5, 1, 12))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import util
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -27,54 +31,90 @@ from jetcapture_py.config import values as config_types
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.text import LONGEST_LOGGED, one_line
+from spark_jobs.datasource import NatsDataSource
 from spark_jobs.reading.place import spark_settings
 
 T = TypeVar("T")
 
+_TIME_ZONE = "spark.sql.session.timeZone"
+_WORKER_PATH = "spark.executorEnv.PYTHONPATH"
+_INTERRUPTED = 128 + signal.SIGINT
+"""The exit code of a process that this signal has ended, as shells have it."""
+_CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
+"""What Py4J puts before an error of the JVM; of Spark's own errors, which have a name in brackets, also the class."""
+_NOT_INSTALLED = (
+    "install jetcapture where Spark runs, or give it to spark-submit with --py-files and call "
+    "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
+)
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:
     """The active Spark session, or a new one that can read and write at `urls`.
 
-    A new one is quiet, has UTC, and is local unless spark-submit chose a master; with SPARK_REMOTE it is one of Spark
-    Connect. What Spark needs for the URLs is added only where this starts Spark, and downloaded if need be.
+    A new one is quiet, and local unless spark-submit chose a master; with SPARK_REMOTE it is one of Spark Connect. Its
+    time zone is UTC unless `spark.sql.session.timeZone` is configured. This package's directory is appended to
+    `spark.executorEnv.PYTHONPATH`. What Spark needs for the URLs is added only where this starts Spark, and downloaded
+    if need be. The format `nats` is registered where Spark does not find it by itself.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        spark = _new_session(app_name, urls)
+    if not _found_by_spark():
+        spark.dataSource.register(NatsDataSource)
+    return spark
+
+
+def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for name, value in _settings(urls).items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
         # Connect sets all of it a second time, on the session, and warns of what only a new Spark could be told
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
+    if _TIME_ZONE not in spark.conf.getAll:  # neither spark-submit nor a file nor the server has set one
+        spark.conf.set(_TIME_ZONE, "UTC")
+    return spark
+
+
+def _found_by_spark() -> bool:
+    """Whether Spark finds the format `nats` by itself: it looks in what is installed, not in --py-files."""
+    return util.find_spec("pyspark_nats") is not None and Path(layout.__file__).is_file()
 
 
 def _settings(urls: Sequence[str | None]) -> dict[str, str]:
     remote = os.environ.get("SPARK_REMOTE")
-    settings = {"spark.sql.session.timeZone": "UTC"}
     if remote is not None and not remote.startswith("local"):
-        return settings
-    # workers import this package from where the driver did, installed or not
-    settings["spark.executorEnv.PYTHONPATH"] = str(Path(layout.__file__).resolve().parents[1])
+        return {}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, and decided on the rest
-        return settings
-    require_java()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    settings |= {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "FATAL",  # an error is told in one line by the job
-        "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
-    }
-    if remote is None:
-        settings["spark.master"] = "local[*]"
-    return settings | spark_settings(*urls)
+    settings: dict[str, str] = {}
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and decided on the rest
+        require_java()
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.log.level": "FATAL",  # an error is told in one line by the job
+            "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
+        }
+        if remote is None:
+            settings["spark.master"] = "local[*]"
+        settings |= spark_settings(*urls)
+    return settings | {_WORKER_PATH: _worker_path(settings, remote)}
+
+
+def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
+    """Where workers import from: what the user configured, and this package where the driver has it from."""
+    path = str(Path(layout.__file__).resolve().parents[1])
+    if remote is not None:
+        return path
+    # Spark's launcher reads the configuration: nothing is known of it before the JVM runs
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
+    given = SparkConf().get(_WORKER_PATH)
+    return path if given is None else os.pathsep.join((given, path))
 
 
 def require_java() -> None:
@@ -185,9 +225,10 @@ def _refuse(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job` and turn its failure into one line and exit code 1, or 2 when a setting is wrong."""
+    """Run `job` and turn its failure into one line and exit code 1, 2 when a setting is wrong, 130 when interrupted."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
+    logging.getLogger().addFilter(_not_of_py4j)
     try:
         job()
     except ConfigError as error:
@@ -196,12 +237,22 @@ def guarded(name: str, job: Callable[[], object]) -> int:
     except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
         sys.stderr.write(f"{name}: {spark_error(error)}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        return _INTERRUPTED
+    finally:
+        logging.getLogger().removeFilter(_not_of_py4j)
     return 0
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Py4J logs the traceback of whatever it raises, an interrupt too, with the root logger."""
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def spark_error(error: Exception) -> str:
     """Describe an error of Spark in one line for a terminal; if a Python worker raised it, by what that raised."""
-    text = error.getMessage() if isinstance(error, PySparkException) else str(error)
+    text = error.getMessage() if isinstance(error, PySparkException) else _CALL.sub("", str(error))
     text = (text or type(error).__name__).strip()
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
@@ -210,4 +261,6 @@ def spark_error(error: Exception) -> str:
         found = message if message and hasattr(errors, name) else f"{name}: {message}" if message else name
     else:
         found = text.split("\n", 1)[0].split(" SQLSTATE:", 1)[0]
+    if "Failed to find the data source: nats." in found or "No module named 'spark_jobs'" in found:
+        found = f"{found.rstrip('.')}: {_NOT_INSTALLED}"
     return one_line(found, LONGEST_LOGGED)
