@@ -67,7 +67,7 @@ def run(
     try:
         from jetcapture_py.capture import memory
 
-        memory.with_the_systems_allocator()
+        memory.use_system_allocator()
         from jetcapture_py import log, startup
         from jetcapture_py.config.model import load
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from jetcapture_py.capture import memory
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
@@ -48,16 +49,17 @@ def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | N
 
 async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bool) -> None:
     capture = Capture(config)
+    state = capture.state
     stop = asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             if number is signal.SIGHUP:
                 return  # a terminal that closes sends it more than once
-            event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=capture.unacked)
+            event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=state.unacked)
             leave(FAILED)
-        event(log, logging.INFO, "capture.draining", signal=number.name, unacked=capture.unacked)
-        if not capture.opened:
+        event(log, logging.INFO, "capture.draining", signal=number.name, unacked=state.unacked)
+        if not state.opened:
             leave(DRAINED)  # nothing has been pulled yet, and the client library may swallow a cancellation
         stop.set()
 
@@ -67,26 +69,26 @@ async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bo
             continue  # nohup: it is to outlive its terminal
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
-    with _http(capture, server):
+    with _http(state, server):
         await capture.run(stop, until_caught_up=until_caught_up)
-    event(log, logging.INFO, "capture.stopped", **capture.stats.fields())
+    event(log, logging.INFO, "capture.stopped", **state.stats.fields())
 
 
 @contextlib.contextmanager
-def _http(capture: Capture, server: HttpServer | None) -> Iterator[None]:
+def _http(state: CaptureState, server: HttpServer | None) -> Iterator[None]:
     """Metrics and probes while the capture runs.
 
     Where nobody asked for them, a port that is taken is no reason to fail: replicas may share a machine.
     """
-    config = capture.config.http
+    config = state.config.http
     with contextlib.ExitStack() as stack:
         if config is not None:
             from jetcapture_py.monitoring.http import serve
 
             try:
-                stack.enter_context(serve(capture, config.listen, server))
+                stack.enter_context(serve(state, config.listen, server))
             except JetcaptureError as error:
-                if "http" in capture.config.model_fields_set:
+                if "http" in state.config.model_fields_set:
                     raise
                 event(log, logging.WARNING, "http.off", reason=str(error))
         yield

@@ -12,8 +12,8 @@ aggregate for instance, is published as JSON.
 Order. All messages of a target subject are published by one task, by timestamp and sequence, so a stream holds them in
 that order; different subjects side by side. With a pace there is one task, and one order over all subjects. A task
 keeps the order also when the server restarts meanwhile (`jetcapture_py.jetstream.publish` names the one exception).
-When Spark runs a task again, what was stored stays where it is and the rest follows, in order. Rows without a timestamp are
-published in the order of their partition, partitions side by side.
+When Spark runs a task again, what was stored stays where it is and the rest follows, in order. Rows without a timestamp
+are published in the order of their partition, partitions side by side.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from jetcapture_py.transform.decode import FormatConfig, parse_type
 from jetcapture_py.transform.keys import KeyFunction
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.pipeline import Capture
+    from jetcapture_py.capture.state import CaptureState
     from jetcapture_py.transform.batch import Decoder
 
 log = logging.getLogger("jetcapture.capture")
@@ -72,18 +72,18 @@ def _declared(field: str, decode: FormatConfig) -> str:
     return "none"
 
 
-async def warn_of_change(capture: Capture) -> None:
+async def warn_of_change(state: CaptureState, encoder: Encoder) -> None:
     """Log a warning if the object stored last has another rule than the configuration.
 
     Nothing is said if that cannot be told: a capture need not be allowed to read objects.
     """
     try:
         async with asyncio.timeout(TIMEOUT):
-            found = await capture.in_store(_last, capture.store, capture.config.source.stream)
+            found = await state.in_thread(state.store_threads, _last, state.store, state.config.source.stream)
     except Exception as error:  # of stores of any kind
         event(log, logging.DEBUG, "rule.unknown", error=error)
         return
-    if found is not None and (fields := changes(found[1], capture.encoder)):
+    if found is not None and (fields := changes(found[1], encoder)):
         event(log, logging.WARNING, "rule.changed", **fields, object=found[0], advice=ADVICE)
 
 

@@ -23,7 +23,7 @@ class _Missing(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {UNUSED!r}", name=UNUSED)
 
 
-def with_the_systems_allocator(env: MutableMapping[str, str] = os.environ) -> None:
+def use_system_allocator(env: MutableMapping[str, str] = os.environ) -> None:
     """Have pyarrow, which must not have been imported yet, take its memory from the C library, unless `env` says other.
 
     Its own allocator keeps more of what was needed at the peak: 2.1 GiB against 1.7 GiB with `limits.memory: 1GiB` and
@@ -45,7 +45,7 @@ def _keep_what_was_freed() -> None:
             mallopt(option, value)
 
 
-def step_back() -> None:
+def lower_thread_priority() -> None:
     """Let the other threads of this machine go before the calling one, where threads have a niceness of their own.
 
     The server waits for who receives and acknowledges, and not for who decodes and stores.

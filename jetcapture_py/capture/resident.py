@@ -20,7 +20,7 @@ class Resident:
         self._step = step
         self._low = _resident() or 0
 
-    def relieve(self) -> None:
+    def release_unused(self) -> None:
         """Give unused memory back, if the process has grown; always, where nobody tells whether it has."""
         now = _resident()
         if now is not None and now <= self._low + self._step:

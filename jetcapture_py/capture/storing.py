@@ -8,10 +8,9 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Executor
 
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture.stats import Stats
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.log import event
 from jetcapture_py.store import Store
@@ -23,18 +22,18 @@ PATIENCE = 2.0
 """Seconds after which a turn that has met a failure is over: a silent store would cost a timeout for each object."""
 
 
-async def probe(store: Store, threads: Executor, retry_for: float, stats: Stats, stop: asyncio.Event) -> None:
-    """Have the store show that it can store, before anything is pulled. What may pass is waited for, until `stop`.
+async def probe(state: CaptureState, stop: asyncio.Event) -> None:
+    """Check that the store accepts writes; retry transient errors until `stop`.
 
-    Raises PermanentStoreError at once, and any other error after `retry_for` seconds.
+    Raises PermanentStoreError at once, and any other error after `store.retry_for`.
     """
     loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
-    began, turn, storing = loop.time(), object(), stats.storing
+    began, turn, storing, retry_for = loop.time(), object(), state.stats.storing, state.config.store.retry_for
     try:
         while not stop.is_set():
             storing.began(turn, loop.time())
             try:
-                return await loop.run_in_executor(threads, store.probe)
+                return await state.in_thread(state.store_threads, state.store.probe)
             except PermanentStoreError:
                 raise
             except StoreError as error:
@@ -50,20 +49,19 @@ async def probe(store: Store, threads: Executor, retry_for: float, stats: Stats,
         storing.ended(turn)
 
 
-async def put_all(
-    store: Store, objects: Sequence[EncodedBlock], threads: Executor, retry_for: float, stats: Stats
-) -> AsyncIterator[tuple[int, str]]:
+async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> AsyncIterator[tuple[int, str]]:
     """Store every object; yields its index and location as soon as it is stored, in whatever order that happens.
 
-    What fails is tried again with backoff and jitter; after `retry_for` seconds its error is raised.
+    What fails is tried again with backoff and jitter; after `store.retry_for` its error is raised.
     """
     loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
-    began, turn, storing = loop.time(), object(), stats.storing
+    began, turn, storing, retry_for = loop.time(), object(), state.stats.storing, state.config.store.retry_for
     pending = list(enumerate(objects))
     try:
         while pending:
             storing.began(turn, loop.time())
-            outcomes = await loop.run_in_executor(threads, _put_each, store, [each for _, each in pending])
+            objects_left = [each for _, each in pending]
+            outcomes = await state.in_thread(state.store_threads, _put_each, state.store, objects_left)
             failed: list[tuple[int, EncodedBlock]] = []
             errors: list[Exception] = []
             for (index, encoded), (outcome, seconds) in zip(pending, outcomes, strict=True):

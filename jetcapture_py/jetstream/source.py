@@ -372,7 +372,7 @@ class Source:
     def _may_pull(self) -> bool:
         return self._client.is_connected and not self._stock_due
 
-    def nudge(self) -> None:
+    def wake_pulls(self) -> None:
         """Memory has been freed: there may be credit again."""
         if any(not lane.active for lane in self._lanes):
             self._wake.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jetcapture_py.capture.side_tasks import DECODER_SLOW
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.pipeline import Capture
+    from jetcapture_py.capture.state import CaptureState
 
 DECODER_STUCK, DECODER_STUCK_PER_MESSAGE = 300.0, 0.1
 """Seconds for a batch, or for each of its messages if that is longer, after which a decoder will never return: only a
@@ -39,19 +39,19 @@ class Health:
         return not self.trouble
 
 
-def health(capture: Capture) -> Health:
+def health(state: CaptureState) -> Health:
     """How the capture is."""
     trouble = []
-    connected = capture.opened and capture.source.connected
-    undeliverable = capture.source.stuck if capture.opened else None
-    consuming = connected and capture.source.consuming and not capture.draining and undeliverable is None
-    decoding = _decoding(capture, DECODER_SLOW)
-    store = capture.stats.storing.trouble(time.monotonic())
-    if undeliverable is not None and not capture.draining:
+    connected = state.opened and state.source.connected
+    undeliverable = state.source.stuck if state.opened else None
+    consuming = connected and state.source.consuming and not state.draining and undeliverable is None
+    decoding = _decoding(state, DECODER_SLOW)
+    store = state.stats.storing.trouble(time.monotonic())
+    if undeliverable is not None and not state.draining:
         trouble.append(f"consuming: {undeliverable}")
     if not connected:
-        trouble.append("connected: no connection to NATS" if capture.opened else "connected: not yet")
-    elif capture.draining:
+        trouble.append("connected: no connection to NATS" if state.opened else "connected: not yet")
+    elif state.draining:
         trouble.append("consuming: draining, nothing is pulled any more")
     elif not consuming and undeliverable is None:
         trouble.append("consuming: the server does not answer our pulls")
@@ -68,14 +68,14 @@ def health(capture: Capture) -> Health:
     )
 
 
-def stuck(capture: Capture) -> str | None:
+def stuck(state: CaptureState) -> str | None:
     """Why only a restart can help, in one line; None while it need not."""
-    return _decoding(capture, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(capture.preparing)))
+    return _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
 
 
-def _decoding(capture: Capture, limit: float) -> str | None:
+def _decoding(state: CaptureState, limit: float) -> str | None:
     """What is wrong when a batch has been in the decoder for longer than `limit` seconds."""
-    messages, seconds = len(capture.preparing), capture.decoding_for()
+    messages, seconds = len(state.preparing), state.decoding_for()
     if not messages or seconds <= limit:
         return None
     return f"decoding: a batch of {messages} messages has been in the decoder for {seconds:.0f} s"

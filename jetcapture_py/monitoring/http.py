@@ -27,7 +27,7 @@ from jetcapture_py.monitoring.http_server import MOST_CLIENTS, PLAIN, Answer, Ht
 from jetcapture_py.monitoring.metrics import CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.pipeline import Capture
+    from jetcapture_py.capture.state import CaptureState
 
 log = logging.getLogger("jetcapture.http")
 
@@ -42,13 +42,13 @@ _NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does
 
 
 @contextlib.contextmanager
-def serve(capture: Capture, listen: str, server: HttpServer | None = None) -> Iterator[int]:
+def serve(state: CaptureState, listen: str, server: HttpServer | None = None) -> Iterator[int]:
     """Answer on `listen`, `address:port`, inside the block; gives the port. Call it in the capture's event loop.
 
     `server` is one that listens there already. Raises JetcaptureError when nothing can listen there.
     """
     server = server or HttpServer(listen, Starting(), most_clients=MOST_CLIENTS)
-    pages = _Pages(capture)
+    pages = _Pages(state)
     server.application = pages
     event(log, logging.INFO, "http.listening", listen=listen, port=server.port)
     try:
@@ -61,9 +61,9 @@ def serve(capture: Capture, listen: str, server: HttpServer | None = None) -> It
 class _Pages:
     """The answers of one capture. Make and stop it in the capture's event loop."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self._metrics = Metrics(capture)
+    def __init__(self, state: CaptureState) -> None:
+        self._state = state
+        self._metrics = Metrics(state)
         self._loop = asyncio.get_running_loop()
         self._beaten = time.monotonic()
         self._running: Future[None] = Future()
@@ -101,12 +101,12 @@ class _Pages:
             await asyncio.wait((asyncio.wrap_future(self._running),), timeout=PATIENCE)
         if not self._running.done() or self._late() > STUCK:
             return _NO_ANSWER
-        if reason := stuck(self._capture):
+        if reason := stuck(self._state):
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, f"{reason}\n".encode())
         return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
 
     def _readyz(self) -> Answer:
-        trouble = [*health(self._capture).trouble]
+        trouble = [*health(self._state).trouble]
         if (late := self._late()) > PATIENCE:
             trouble.append(f"running: the event loop has not run for {late:.0f} s")
         status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
@@ -134,9 +134,9 @@ class _Pages:
         return Answer(HTTPStatus.OK, HTML, self._page().encode())
 
     def _page(self) -> str:
-        source = self._capture.config.source
+        source = self._state.config.source
         title = escape(f"{source.stream} / {source.consumer}")
-        trouble = health(self._capture).trouble
+        trouble = health(self._state).trouble
         verdict = "".join(f"<p class=bad>{escape(line)}</p>" for line in trouble) or "<p class=good>ready</p>"
         rows = "".join(
             f"<tr><td>{escape(text)}<td>{escape(labels)}<td class=number>{value}"

@@ -20,7 +20,7 @@ from jetcapture_py.capture.stats import Histogram
 from jetcapture_py.monitoring.health import health
 
 if TYPE_CHECKING:
-    from jetcapture_py.capture.pipeline import Capture
+    from jetcapture_py.capture.state import CaptureState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
@@ -29,8 +29,8 @@ SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
 class Metrics(Collector):
     """The metrics of one capture. Collect them in its event loop."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(self, state: CaptureState) -> None:
+        self._state = state
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -52,7 +52,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything that is known now."""
-        source = self._capture.config.source
+        source = self._state.config.source
         about = {"version": version("jetcapture"), "stream": source.stream, "consumer": source.consumer}
         info = GaugeMetricFamily("jetcapture_info", "What this process is; always 1", labels=list(about))
         info.add_metric(list(about.values()), 1)
@@ -60,11 +60,11 @@ class Metrics(Collector):
         yield from self._counters()
         yield from self._storing()
         yield from self._now()
-        if self._capture.opened:
+        if self._state.opened:
             yield from self._consumer()
 
     def _counters(self) -> Iterator[Metric]:
-        stats, source = self._capture.stats, self._capture.source
+        stats, source = self._state.stats, self._state.source
         yield _counter("messages_fetched", "Messages received from the server", source.fetched)
         yield _counter("messages_redelivered", "Messages received that were no first delivery", stats.redelivered)
         yield _counter("messages_stored", "Messages stored, the quarantine's among them", stats.stored_messages)
@@ -82,7 +82,7 @@ class Metrics(Collector):
         yield _counter("reconnects", "Times that the connection to NATS came back", source.reconnects)
 
     def _storing(self) -> Iterator[Metric]:
-        storing = self._capture.stats.storing
+        storing = self._state.stats.storing
         errors = {kind: storing.errors[kind] for kind in ("temporary", "permanent")}
         yield _counters("store_errors", "Objects that an attempt did not store", "kind", errors)
         yield _counter("store_retries", "Objects that were tried to be stored again", storing.retries)
@@ -98,12 +98,12 @@ class Metrics(Collector):
             )
 
     def _now(self) -> Iterator[Metric]:
-        capture, blocks = self._capture, self._capture.blocks
-        state = health(capture)
-        yield _gauge("ready", "1 when connected, consuming, decoding and storing", state.ready)
-        yield _gauge("connected", "1 when connected to NATS", state.connected)
-        yield _gauge("consuming", "1 when the server serves the pulls", state.consuming)
-        yield _gauge("storing", "1 unless the store fails or hangs", state.storing)
+        capture, blocks = self._state, self._state.blocks
+        now = health(capture)
+        yield _gauge("ready", "1 when connected, consuming, decoding and storing", now.ready)
+        yield _gauge("connected", "1 when connected to NATS", now.connected)
+        yield _gauge("consuming", "1 when the server serves the pulls", now.consuming)
+        yield _gauge("storing", "1 unless the store fails or hangs", now.storing)
         yield _gauge("open_blocks", "Blocks that are still filled", blocks.open)
         yield _gauge("open_block_rows", "Rows in them", blocks.rows)
         yield _gauge("open_block_bytes", "Bytes in them", blocks.bytes)
@@ -121,7 +121,7 @@ class Metrics(Collector):
         yield _gauge("unacked_messages", "Messages that this process holds", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:
-        capture, state = self._capture, self._capture.source.state
+        capture, state = self._state, self._state.source.state
         yield _gauge("consumer_pending_messages", "Messages that were not delivered yet, to anyone", state.pending)
         yield _gauge("consumer_unacked_messages", "Messages delivered and not acknowledged, by anyone", state.unacked)
         yield _gauge("consumer_max_ack_pending", "The most of these that the server allows", state.max_ack_pending)

@@ -20,8 +20,8 @@ from nats.aio.subscription import Subscription
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.capture import side_tasks
-from jetcapture_py.capture.pipeline import ACK_ATTEMPTS, Capture
+from jetcapture_py.capture import acknowledging
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.wire.client import Connection, FrameParser
@@ -349,7 +349,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
                 await subscription.fetch(taken)
 
             async def forget_what_the_server_said(*_: Any) -> None:
-                capture._unconfirmed_at = asyncio.get_running_loop().time()
+                capture.unconfirmed_at = asyncio.get_running_loop().time()
 
             async with running(
                 config(server.url, tmp_path / "archive"), on_stored=forget_what_the_server_said
@@ -458,7 +458,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         async def nobody(self: Connection, subject: str, payload: bytes, timeout: float) -> Any:
             if subject.startswith("$JS.ACK."):
                 at.append(time.monotonic())
-                if len(at) <= ACK_ATTEMPTS + 1:
+                if len(at) <= acknowledging.ATTEMPTS + 1:
                     raise nats.errors.NoRespondersError  # as while the consumer has no leader
             return await ask(self, subject, payload, timeout)
 
@@ -467,7 +467,7 @@ def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between
         await capture_all(settings)
         assert (await consumer(server.url)).num_ack_pending == 0
         pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
-        assert len(pauses) >= ACK_ATTEMPTS + 1
+        assert len(pauses) >= acknowledging.ATTEMPTS + 1
         assert min(pauses) > 0.05
 
     asyncio.run(scenario())
@@ -727,7 +727,7 @@ def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
         async with running(settings, store=store) as capture:
             await until(lambda: store.attempts >= 2, "the block is on its way to a store that fails")
-            assert len(set(side_tasks.held_replies(capture))) == 300
+            assert len(set(capture.held_replies())) == 300
             await asyncio.sleep(2.5)
             assert (await consumer(server.url)).num_redelivered == 0
             store.error = None

@@ -178,7 +178,7 @@ def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server
                 assert await capture.source.refresh()
                 lag = samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""]
                 assert 1.2 < lag < time.monotonic() - began + 1
-                capture.send(
+                capture.send_to_store(
                     capture.blocks.seal([block for block in capture.blocks if block.id.key == "orders.old"], "age")
                 )
                 await until(lambda: capture.stats.acked == 1, "the old one is stored")
@@ -230,10 +230,10 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
         await publish(server.url, [("orders.eu", b"", None)])
         store = AwayStore(tmp_path / "archive")
         store.error = StoreError("not there yet")
-        capture = Capture(config(server.url, tmp_path / "archive"), store=store)
-        stop = asyncio.Event()
+        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
+        capture, stop = whole.state, asyncio.Event()
         with serve(capture, "127.0.0.1:0") as port:
-            task = asyncio.create_task(capture.run(stop))
+            task = asyncio.create_task(whole.run(stop))
             await ready(port, 503, "storing: not there yet")
             await until(lambda: capture.stats.storing.errors["temporary"] >= 3, "it is tried again")
             assert capture.source.fetched == 0
@@ -288,13 +288,13 @@ def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: St
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [("orders.eu", b"", None)])
-        with serve(Capture(config(server.url, tmp_path / "archive")), "127.0.0.1:0") as port:
+        with serve(Capture(config(server.url, tmp_path / "archive")).state, "127.0.0.1:0") as port:
             assert await asked(port, "/readyz") == (503, "connected: not yet\n")
             assert samples((await asked(port, "/metrics"))[1])["jetcapture_ready", ""] == 0
         store = MoodyStore(tmp_path / "archive")
-        capture = Capture(config(server.url, tmp_path / "archive"), store=store)
-        stop = asyncio.Event()
-        task = asyncio.create_task(capture.run(stop))
+        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
+        capture, stop = whole.state, asyncio.Event()
+        task = asyncio.create_task(whole.run(stop))
         with serve(capture, "127.0.0.1:0") as port:
             await until(lambda: capture.blocks.open == 1, "it has started")
             store.answers.clear()
@@ -310,7 +310,7 @@ def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkey
     monkeypatch.setattr(endpoint, "PATIENCE", 0.2)
 
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
             answers: list[tuple[int, str]] = []
             thread = threading.Thread(target=lambda: answers.append(get(port, "/livez")))
             thread.start()
@@ -327,7 +327,7 @@ def test_too_many_clients_are_turned_away_and_the_others_served(
     monkeypatch.setattr(endpoint, "MOST_CLIENTS", 3)
 
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "127.0.0.1:0") as port:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -348,7 +348,7 @@ def test_too_many_clients_are_turned_away_and_the_others_served(
 def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Path) -> None:
     async def scenario() -> None:
         wanted = config("nats://127.0.0.1:1", tmp_path, source={"consumer": "<b&archive"})
-        with serve(Capture(wanted), "127.0.0.1:0") as port:
+        with serve(Capture(wanted).state, "127.0.0.1:0") as port:
             status, page = await asked(port, "/?x=1")
             assert status == 200
             assert f"<h1>{STREAM} / &lt;b&amp;archive</h1>" in page
@@ -404,7 +404,7 @@ def test_the_command_answers_while_it_runs(nats_server: Start, tmp_path: Path) -
 
 def test_an_address_that_is_not_ours_is_one_clear_line(tmp_path: Path) -> None:
     async def scenario() -> None:
-        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)), "203.0.113.1:80"):
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "203.0.113.1:80"):
             pass
 
     with pytest.raises(JetcaptureError, match=r"^http.listen: cannot listen on 203.0.113.1:80: Cannot assign"):

@@ -139,7 +139,7 @@ def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an
     own = {"key": "tests.integration.test_keys:own_key", "interval": "1d"}
     assert capture(**own) == [{"key_before": "", "key": "tests.integration.test_keys:own_key"}]
     with_function = Capture(config(server.url, tmp_path / "archive"), key=own_key)
-    assert with_function.encoder.key_rule == "tests.integration.test_keys:own_key"
+    assert with_function.encoding.encoder.key_rule == "tests.integration.test_keys:own_key"
 
 
 def test_a_start_is_silent_where_the_last_object_cannot_be_read(

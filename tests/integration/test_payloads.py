@@ -86,7 +86,7 @@ def test_a_consumer_switched_to_headers_only_under_load_ends_the_capture_and_cos
             publishing = asyncio.create_task(publish_steadily(client))
             capture = Capture(wanted)
             task = asyncio.create_task(capture.run(asyncio.Event()))
-            await until(lambda: capture.stats.acked > 1000, "it captures")
+            await until(lambda: capture.state.stats.acked > 1000, "it captures")
             await switch(client, headers_only=True)
             with pytest.raises(SourceError, match=WITHOUT):
                 await asyncio.wait_for(task, 60)
@@ -113,7 +113,7 @@ def test_a_switch_that_is_over_before_anybody_asks_costs_no_payload(
             stream = client.jetstream()
             capture, stop = Capture(wanted), asyncio.Event()
             task = asyncio.create_task(capture.run(stop))
-            await until(lambda: capture.opened, "it has started")
+            await until(lambda: capture.state.opened, "it has started")
             for number in range(20):
                 await switch(client, headers_only=True)
                 await stream.publish(f"orders.{number}", b"payload %d" % number)  # delivered at once

@@ -21,6 +21,7 @@ from nats.aio.client import Client
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.jetstream import source
 from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
@@ -84,26 +85,26 @@ async def consumer(url: str) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def running(configuration: Config, **parts: Any) -> AsyncIterator[Capture]:
-    """A capture that drains at the end of the block; `parts` are its own decoder, key, store, on_stored."""
+async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureState]:
+    """The state of a capture that drains at the end of the block; `parts` replace its decoder, key, store, on_stored."""
     capture = Capture(configuration, **parts)
     stop = asyncio.Event()
     task = asyncio.create_task(capture.run(stop))
-    waiting = asyncio.create_task(until(lambda: capture.opened, "the capture has started"))
+    waiting = asyncio.create_task(until(lambda: capture.state.opened, "the capture has started"))
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     try:
-        yield capture
+        yield capture.state
     finally:
         stop.set()
         await task
 
 
-async def capture_all(configuration: Config, **parts: Any) -> Capture:
-    """Capture until caught up."""
+async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
+    """Capture until caught up; the state at the end."""
     capture = Capture(configuration, **parts)
     await asyncio.wait_for(capture.run(asyncio.Event(), until_caught_up=True), 120)
-    return capture
+    return capture.state
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 20.0) -> None:

@@ -9,7 +9,7 @@ ALLOCATE = """
 import ctypes, threading
 from jetcapture_py import lean
 {setting}
-lean.with_the_systems_allocator()
+lean.use_system_allocator()
 import pyarrow as pa
 meet = threading.Barrier(4)
 def work():

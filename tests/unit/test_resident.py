@@ -29,7 +29,7 @@ def test_memory_is_given_back_when_the_process_has_grown_by_the_step(
     watched = Resident(100)  # starts at 100
     found = []
     for _ in range(9):
-        watched.relieve()
+        watched.release_unused()
         found.append(pool.released)
     # 199 and 200 are within the step; 201 is not, which leaves 150, and 251 not, which leaves 120; 110 and 90 are less
     assert found == [0, 0, 1, 1, 2, 2, 2, 2, 3]
@@ -38,8 +38,8 @@ def test_memory_is_given_back_when_the_process_has_grown_by_the_step(
 def test_where_nobody_tells_it_is_always_given_back(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "_resident", lambda: None)
     watched = Resident(1 << 40)
-    watched.relieve()
-    watched.relieve()
+    watched.release_unused()
+    watched.release_unused()
     assert pool.released == 2
 
 

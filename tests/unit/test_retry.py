@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -12,8 +11,9 @@ import pytest
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import storing
-from jetcapture_py.capture.stats import Stats
+from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import StoreError
+from tests.support.running import config
 
 
 class SlowlyFailing:
@@ -40,6 +40,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
 
 
+def state(store: SlowlyFailing, retry_for: str) -> CaptureState:
+    wanted = {"url": "file:///nowhere", "retry_for": retry_for, "concurrency": 1}
+    return CaptureState(config("nats://127.0.0.1:1", "/nowhere", store=wanted), store)
+
+
 def encoded(seq: int) -> EncodedBlock:
     name = ObjectName(
         stream="S", key="k", bucket=0, first_seq=seq, last_seq=seq, rows=1, digest=f"{seq:016x}", quarantine=False
@@ -51,9 +56,8 @@ def test_a_store_that_is_silent_costs_one_timeout_for_a_turn_and_not_one_for_eac
     store = SlowlyFailing(*range(10))
 
     async def scenario() -> None:
-        with ThreadPoolExecutor(1) as threads:
-            async for _ in storing.put_all(store, [encoded(seq) for seq in range(10)], threads, 0, Stats()):
-                pytest.fail("nothing was stored")
+        async for _ in storing.put_all(state(store, "1ms"), [encoded(seq) for seq in range(10)]):
+            pytest.fail("nothing was stored")
 
     with pytest.raises(StoreError, match="no answer in time"):
         asyncio.run(scenario())
@@ -65,13 +69,12 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
 
     async def scenario() -> None:
         found: list[int] = []
-        with ThreadPoolExecutor(1) as threads:
-            objects = [encoded(seq) for seq in range(10)]
-            async for index, _ in storing.put_all(store, objects, threads, 60, Stats()):
-                found.append(index)
-                if len(found) == 8:
-                    assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]
-                    store.refused.clear()
+        objects = [encoded(seq) for seq in range(10)]
+        async for index, _ in storing.put_all(state(store, "60s"), objects):
+            found.append(index)
+            if len(found) == 8:
+                assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]
+                store.refused.clear()
         assert sorted(found) == list(range(10))
 
     asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -1,0 +1,37 @@
+"""Decode and route received messages in a thread, as many at once as their columns allow."""
+
+from __future__ import annotations
+
+import time
+
+from jetcapture_py.capture.budget import DECODE_MOST, DECODE_SHARE, BatchSize
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.prepare import Prepared, Preparer
+
+
+class Decoding:
+    """Takes its messages from `state.preparing`. After `next`, `rest` is what is left of them."""
+
+    def __init__(self, state: CaptureState, preparer: Preparer) -> None:
+        self.rest = Received()
+        self._state, self._preparer = state, preparer
+        self._at_once = BatchSize(min(state.config.limits.memory // DECODE_SHARE, DECODE_MOST))
+
+    async def next(self) -> Prepared | None:
+        """Prepare the next messages; None when they were too many at once, and nothing was done."""
+        state = self._state
+        part, self.rest = state.preparing.split(self._at_once.messages)
+        state.decoding_since = time.monotonic()
+        try:
+            prepared = await state.in_thread(state.decode_threads, self._preparer, part)
+        except BatchTooWideError:
+            self._at_once.refused(len(part))
+            return None
+        finally:
+            state.decoding_since = None
+        self._at_once.measured(len(part), prepared.rows.nbytes)
+        for seq, timestamp in prepared.span:
+            state.observer.saw(seq, timestamp)
+        return prepared

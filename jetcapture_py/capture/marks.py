@@ -1,0 +1,66 @@
+"""Write the watermark."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from datetime import timedelta
+
+from jetcapture_py.archive.watermark import Watermark, path
+from jetcapture_py.capture.progress import Move, move
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.errors import StoreError
+from jetcapture_py.jetstream.admin import ConsumerState
+from jetcapture_py.log import event
+from jetcapture_py.store import NoteStore, change_note
+
+log = logging.getLogger("jetcapture.capture")
+
+IDLE_MARK = timedelta(minutes=1)
+"""A watermark of which only the time has changed is written no more often than this, by all replicas together."""
+LAST_MARK = 5.0
+"""Seconds that the end of a capture waits for the store to take the watermark."""
+
+
+async def last_mark(state: CaptureState) -> None:
+    """Leave the watermark behind that everything stored so far allows."""
+    try:
+        async with asyncio.timeout(LAST_MARK):
+            await mark(state, timedelta())
+    except TimeoutError:
+        event(log, logging.WARNING, "watermark.failed", error="no answer from the store in time")
+
+
+async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
+    """Move the watermark forward, if it can be; a failure is logged, and is tried again with the next one.
+
+    There is none where every key has a root of its own, or where the store keeps objects only.
+    """
+    store = state.store
+    if not isinstance(store, NoteStore) or "{key}" in state.config.store.url or not await state.source.refresh():
+        return
+    found = state.observer.watermark(state.source.state, state.source.stream_created)
+    if found is None:
+        return
+    found = replace(found, last_object=state.last_object)
+    try:
+        state.watermark = await state.in_thread(
+            state.store_threads, _move_watermark, store, found, state.source.state, idle
+        )
+    except StoreError as error:
+        event(log, logging.WARNING, "watermark.failed", error=error)
+
+
+def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
+    """Write what is found, with what is there already, when that says something new; what is there then."""
+    moves: list[Move] = []
+
+    def change(data: bytes | None) -> bytes | None:
+        moves.append(move(data, found, consumer, idle))
+        return moves[-1].data
+
+    change_note(store, path(found.stream), change)
+    for name, fields in moves[-1].warnings:
+        event(log, logging.WARNING, name, **fields)
+    return moves[-1].there

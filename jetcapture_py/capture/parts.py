@@ -1,0 +1,50 @@
+"""Make the parts of a capture from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.capture import key_rule
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.transform.batch import Decoder
+from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.keys import KeyFunction, make_key
+from jetcapture_py.transform.prepare import Preparer
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def preparer(config: Config, decoder: Decoder | None, key: KeyFunction | None) -> Preparer:
+    """Make what decodes and routes messages. Raises ConfigError."""
+    make = partial(make_key, decode=None if decoder else config.decode)
+    return Preparer(
+        stream=config.source.stream,
+        consumer=config.source.consumer,
+        decoder=decoder or _made("decode", make_decoder, config.decode),
+        key=key or _made("key", make, config.key),
+        interval=int(config.block.interval),
+        keep_payload=config.decode.keep_payload,
+    )
+
+
+def encoder(config: Config, decoder: Decoder | None, key: KeyFunction | None) -> Encoder:
+    """Make what encodes blocks; it does not know yet which life of the stream they come from."""
+    return Encoder(
+        stream=config.source.stream,
+        interval=int(config.block.interval),
+        compression=config.block.compression,
+        key_rule=key_rule.describe(config.key, config.decode, key, decoder),
+    )
+
+
+def _made(path: str, make: Callable[[S], T], setting: S) -> T:
+    """Call `make` with a setting. Raises ConfigError with the setting's path when it cannot be used."""
+    try:
+        return make(setting)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -1,0 +1,145 @@
+"""What a capture holds and how it stands: the pipeline changes it, side tasks, probes and metrics read it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture import budget
+from jetcapture_py.capture.blocks import Block, Blocks, SealRules
+from jetcapture_py.capture.memory import lower_thread_priority
+from jetcapture_py.capture.progress import Observer
+from jetcapture_py.capture.stats import Stats
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream.source import Source
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.store import Store
+
+T = TypeVar("T")
+
+
+class CaptureState:
+    """The state of one capture. Sizes are bytes, times are seconds.
+
+    `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
+    wait to be acknowledged. `progress` is set whenever memory was freed or messages were acknowledged.
+    """
+
+    def __init__(self, config: Config, store: Store) -> None:
+        block, source, memory = config.block, config.source, config.limits.memory
+        self.config = config
+        self.store = store
+        self.stats = Stats()
+        largest = min(block.max_bytes, memory // budget.BLOCK_SHARE)
+        self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
+        self.source = Source(
+            config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
+        )
+        self.observer = Observer(source.stream, source.consumer)
+        self.opened = self.draining = False
+        self.preparing = Received()
+        self.decoding_since: float | None = None
+        self.encoding = budget.WeightedSemaphore(memory // budget.ENCODING_SHARE)
+        self.encoded_bytes = self.waiting_bytes = 0
+        self.unconfirmed_at = -math.inf
+        self.watermark: Watermark | None = None
+        self.last_object: tuple[str, datetime] | None = None
+        self.sealed: asyncio.Queue[Block] = asyncio.Queue()
+        self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
+        self.progress = asyncio.Event()
+        self.decode_threads = ThreadPoolExecutor(1, "decode", initializer=lower_thread_priority)
+        self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store", initializer=lower_thread_priority)
+
+    @property
+    def memory(self) -> int:
+        """Bytes held by everything after reception."""
+        preparing = self.preparing.memory * budget.PREPARING_COPIES
+        encoding = self.encoding.taken * budget.ENCODING_COPIES
+        return self.blocks.memory.bytes + preparing + encoding + self.encoded_bytes
+
+    @property
+    def unacked(self) -> int:
+        """Messages received and not acknowledged."""
+        return self.source.waiting + len(self.preparing) + self.blocks.unacked
+
+    @property
+    def room(self) -> int:
+        """How many more blocks may wait for the store."""
+        workers = self.config.store.concurrency
+        small = self.waiting_bytes < workers * budget.TOGETHER * budget.SMALL_BLOCK
+        return workers * (budget.TOGETHER if small else budget.LARGE_BLOCKS_WAITING) - self.sealed.qsize()
+
+    def decoding_for(self) -> float:
+        """Seconds that the present batch has been in the decoder and the key function; 0 without one."""
+        since = self.decoding_since  # read once: other threads ask
+        return 0.0 if since is None else time.monotonic() - since
+
+    def held_replies(self) -> pa.BinaryArray:
+        """The ack subjects of every message that was received and not acknowledged."""
+        blocks = [replies for block in self.blocks for replies in block.replies()]
+        return pa.concat_arrays([self.source.waiting_replies(), self.preparing.replies, *blocks])
+
+    def send_to_store(self, blocks: list[Block]) -> None:
+        """Queue sealed blocks for the store."""
+        for block in blocks:
+            self.stats.sealed_by[block.sealed_by] += 1
+            self.waiting_bytes += block.bytes
+            self.sealed.put_nowait(block)
+
+    def seal_under_pressure(self) -> None:
+        """Seal the largest blocks when open blocks take too much of a budget."""
+        source, limits = self.source, self.config.limits
+        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=source.starved)
+        self.send_to_store(self.blocks.seal_most(**excess, most=self.room))
+
+    async def sealed_blocks(self) -> list[Block]:
+        """Wait for sealed blocks: one large one, or several small ones that share a thread's turn."""
+        blocks = [await self.sealed.get()]
+        while blocks[-1].bytes < budget.SMALL_BLOCK and len(blocks) < budget.TOGETHER and not self.sealed.empty():
+            blocks.append(self.sealed.get_nowait())
+        self.waiting_bytes -= sum(block.bytes for block in blocks)
+        return blocks
+
+    async def stored_blocks(self) -> list[tuple[Block, EncodedBlock]]:
+        """Wait for stored blocks: all that are there at once."""
+        stored = [await self.stored.get()]
+        while not self.stored.empty():
+            stored.append(self.stored.get_nowait())
+        return stored
+
+    async def memory_freed(self) -> None:
+        """Wait while blocks hold more than `limits.memory`, if some of them are on their way to the store."""
+        while self.blocks.memory.bytes + self.encoded_bytes > self.config.limits.memory and self.blocks.sealed:
+            await self.progressed()
+
+    async def all_acknowledged(self) -> None:
+        """Wait until every block is stored and acknowledged."""
+        while self.blocks.unacked:
+            await self.progressed()
+
+    async def progressed(self) -> None:
+        """Wait for `progress`."""
+        self.progress.clear()
+        await self.progress.wait()
+
+    async def in_thread(self, threads: Executor, work: Callable[..., T], *args: Any) -> T:
+        """Run `work` in one of `threads`."""
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged, and end the connection and the threads; after a failure, too."""
+        self.source.halt()  # after a failure, nobody waits for open pulls
+        await self.source.stop()  # first, or what is given back would come straight back here
+        await self.source.give_back(self.held_replies())
+        await self.source.close()
+        self.decode_threads.shutdown(wait=False)
+        self.store_threads.shutdown(wait=False)
