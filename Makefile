@@ -23,7 +23,7 @@ help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
 	@echo 'make test    lint, then every test; ARGS="-k name"'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
-	@echo 'make lint    ruff and mypy'
+	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
 	@echo 'make docs    write the tables of docs/configuration.md from the model'
@@ -49,6 +49,7 @@ lint: $(FOR_DEV)
 	$(RUN) ruff check
 	$(RUN) ruff format --check
 	$(RUN) mypy
+	$(VENV)/bin/lint-imports --no-logo
 	$(RUN) mypy examples/custom_decoder.py examples/notebook.py
 
 bench: $(FOR_DEV)

@@ -18,11 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py import log
-from jetcapture_py.archive import layout
-from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.model import load
-from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py import Capture, Decoded, Failure, MessageBatch, layout, load, log
 
 READING = np.dtype([("at", "<i8"), ("value", "<f8")])
 

@@ -118,10 +118,10 @@ def verify(
 
     settings = load(config)
     with startup.imports(settings):
-        from jetcapture_py.verify import report
+        from jetcapture_py.verify import command
     memory.without_pandas()
     log.setup(settings.log.format, "error")
-    raise typer.Exit(report.run(settings, deep=deep, as_json=as_json, strict=strict))
+    raise typer.Exit(command.run(settings, deep=deep, as_json=as_json, strict=strict))
 
 
 @app.command()

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY, conform, unify_losslessly
-from jetcapture_py.capture.chunks import Chunk, Memory, concat, cost, list_items, overhead
+from jetcapture_py.capture.chunks import Chunk, ChunkMemory, concat, cost, list_items, overhead
 from jetcapture_py.transform.keys import Run
 
 BLOCK_OVERHEAD = 1024
@@ -101,7 +101,7 @@ class Blocks:
 
     def __init__(self, rules: SealRules) -> None:
         self.rules = rules
-        self.memory = Memory()
+        self.memory = ChunkMemory()
         self.rows = self.bytes = self.unacked = 0
         self._open: dict[BlockId, Block] = {}  # in the order of opening
         self._sealed: dict[Block, None] = {}

@@ -82,7 +82,7 @@ def _null_bytes(kind: pa.DataType) -> float:
         return 4 + 1 / 8
 
 
-class Memory:
+class ChunkMemory:
     """Bytes held by chunks, kept up to date by them, and the small ones among them, of which `together` are merged."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Chunk:
         owners: Sequence[Any],
         sizes: Sequence[int],
         items: Sequence[int],
-        memory: Memory,
+        memory: ChunkMemory,
         family: object = None,
     ) -> None:
         self._memory = memory

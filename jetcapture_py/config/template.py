@@ -14,21 +14,21 @@ _PART = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TemplatePart:
     """One piece of a template: `kind` is text, subject, token, header or field; `value` what goes with it."""
 
     kind: str
     value: str | int = ""
 
 
-def parse_template(text: str) -> tuple[Part, ...]:
+def parse_template(text: str) -> tuple[TemplatePart, ...]:
     """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
 
     Raises ValueError, one line, for a template that cannot be understood.
     """
     if not is_text(text):
         raise ValueError(f"{text!a} is not valid text: a surrogate is in it, which is no character")
-    parts: list[Part] = []
+    parts: list[TemplatePart] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):
         parts += _text(text[position : match.start()], text)
@@ -39,24 +39,24 @@ def parse_template(text: str) -> tuple[Part, ...]:
                 f"cannot read {match.group()!r}; use {{subject}}, {{subject[N]}}, {{header.NAME}} or a decoded field"
             )
         if inner["token"] is not None:
-            parts.append(Part("token", int(inner["token"])))
+            parts.append(TemplatePart("token", int(inner["token"])))
         elif inner["subject"] is not None:
-            parts.append(Part("subject"))
+            parts.append(TemplatePart("subject"))
         elif inner["header"] is not None:
-            parts.append(Part("header", inner["header"]))
+            parts.append(TemplatePart("header", inner["header"]))
         else:
-            parts.append(Part("field", inner["field"]))
+            parts.append(TemplatePart("field", inner["field"]))
     return (*parts, *_text(text[position:], text))
 
 
-def part_name(part: Part) -> str:
+def part_name(part: TemplatePart) -> str:
     """What a template has between the braces for `part`; "" for text."""
     if part.kind == "token":
         return f"subject[{part.value}]"
     return {"text": "", "subject": "subject", "header": f"header.{part.value}"}.get(part.kind, str(part.value))
 
 
-def _text(piece: str, template: str) -> list[Part]:
+def _text(piece: str, template: str) -> list[TemplatePart]:
     if "{" in piece or "}" in piece:
         raise ValueError(f"unbalanced braces in {template!r}")
-    return [Part("text", piece)] if piece else []
+    return [TemplatePart("text", piece)] if piece else []

@@ -18,14 +18,14 @@ _SHORT, _LONG = 9, 11
 """Tokens: nine, or eleven and more with domain and account hash in front of the stream (ADR-15)."""
 
 
-class Position(NamedTuple):
+class AckPosition(NamedTuple):
     """A message's sequence in the stream, and the number of its delivery by the consumer."""
 
     seq: int
     delivery: int
 
 
-def position(reply: bytes, stream: str, consumer: str) -> Position | None:
+def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
     """Where the message with this ack subject stands; None if it is not one of the consumer's."""
     tokens = reply.split(b".")
     base = 2 if len(tokens) == _SHORT else 4
@@ -36,7 +36,7 @@ def position(reply: bytes, stream: str, consumer: str) -> Position | None:
     numbers = tokens[base + 3 : base + 5]
     if not all(number.isdigit() and len(number) < 20 for number in numbers):
         return None
-    return Position(int(numbers[0]), int(numbers[1]))
+    return AckPosition(int(numbers[0]), int(numbers[1]))
 
 
 def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:

@@ -8,13 +8,14 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import nats.errors
 from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.permissions import DeniedError
 from jetcapture_py.jetstream.wire.client import Connection, Hook
 
@@ -25,7 +26,7 @@ _JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
-_FORBIDDEN = 403
+FORBIDDEN, NOT_FOUND = 403, 404
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
@@ -55,7 +56,7 @@ async def connect(
 ) -> Connection:
     """Connect; unreachable servers are tried again for `patience` seconds, a refusal is final.
 
-    Once connected, reconnect attempts are unlimited. Raises SourceError.
+    Once connected, reconnect attempts are unlimited. Raises SourceError, and ConfigError for a missing extra.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
@@ -110,6 +111,8 @@ def _wants_tls(config: NatsConfig) -> bool:
 
 
 def _options(config: NatsConfig) -> dict[str, Any]:
+    if any(url.lower().startswith("ws") for url in config.servers) and find_spec("aiohttp") is None:
+        raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
     options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
     if config.user is not None:
         options["user"] = config.user
@@ -192,7 +195,7 @@ class Api:
         try:
             message = await self._client.ask(f"{self.prefix}.{subject}", payload, _API_TIMEOUT)
         except DeniedError as error:
-            raise ApiError(_FORBIDDEN, 0, str(error)) from error
+            raise ApiError(FORBIDDEN, 0, str(error)) from error
         except nats.errors.NoRespondersError as error:
             raise UnavailableError("JetStream does not answer: it is not enabled here, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:

@@ -43,7 +43,7 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class ConsumerPosition:
     """The capture's consumer: what it selects, where it started, and up to where every message is acknowledged.
 
     `asked` is the server's time of the answer.
@@ -112,11 +112,11 @@ class Server:
             mirror="mirror" in config,
         )
 
-    async def position(self) -> Position:
+    async def position(self) -> ConsumerPosition:
         """The capture's consumer now."""
         answer = await self._ask(f"CONSUMER.INFO.{self.stream}.{self.consumer}")
         config = answer["config"]
-        return Position(
+        return ConsumerPosition(
             ack_floor=int(answer.get("ack_floor", {}).get("stream_seq", 0)),
             filters=filters_of(config),
             deliver_policy=str(config.get("deliver_policy", "all")),
@@ -167,7 +167,7 @@ class Server:
             await asyncio.sleep(PAUSE)
 
 
-def start_of(position: Position) -> tuple[int, datetime | None, str]:
+def start_of(position: ConsumerPosition) -> tuple[int, datetime | None, str]:
     """Where the consumer started: a sequence, or a time from which on; and what of before cannot be proven."""
     policy = position.deliver_policy
     if policy == "all":

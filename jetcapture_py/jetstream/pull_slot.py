@@ -8,7 +8,7 @@ from jetcapture_py.jetstream.wire.inbox import Inbox
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class PullSlot:
     """A subscription to the inbox and the pull under way on it; `batch` and `max_bytes` are what the pull asked for.
 
     A pull for a `single` message waits for one that is too large for other pulls.

@@ -26,7 +26,7 @@ class Reaction(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class PullStatus:
     """A status frame: `code` and `text` as sent."""
 
     code: int
@@ -55,7 +55,7 @@ _CODES = {
 }
 
 
-def parse_status(block: bytes) -> Status:
+def parse_status(block: bytes) -> PullStatus:
     """The status in the first line of a header block, such as `NATS/1.0 408 Request Timeout`.
 
     What no version of the server is known to send counts as a passing fault: the pull is made again after a pause.
@@ -68,7 +68,7 @@ def parse_status(block: bytes) -> Status:
     if number == 409:
         lowered = text.lower()
         reaction = next((reaction for start, reaction in _CONFLICTS if lowered.startswith(start)), reaction)
-    return Status(number, text, reaction)
+    return PullStatus(number, text, reaction)
 
 
 _UNDELIVERED = re.compile(rb"\r\nNats-Pending-Messages: *([0-9]{1,9})\r\n", re.IGNORECASE)

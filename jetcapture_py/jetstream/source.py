@@ -20,14 +20,14 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.admin import ConsumerState
-from jetcapture_py.jetstream.connection import Api, connect
+from jetcapture_py.jetstream.connection import FORBIDDEN, NOT_FOUND, Api, ApiError, UnavailableError, connect
 from jetcapture_py.jetstream.consumer import Consumer
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.payload_check import PayloadCheck
 from jetcapture_py.jetstream.permissions import Denial, denial_in, refusal
 from jetcapture_py.jetstream.pull_limits import Ask, PullLimits
-from jetcapture_py.jetstream.pull_slot import Lane
-from jetcapture_py.jetstream.pull_status import Reaction, Status, parse_status, undelivered
+from jetcapture_py.jetstream.pull_slot import PullSlot
+from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 from jetcapture_py.log import event
@@ -90,10 +90,11 @@ class Source:
         self._others = 0
         self._limits = PullLimits(self.memory, LANES)
         self._said_large = LogLimit()
+        self._may_get = True  # whether nobody has forbidden us to ask for a message
         self._stock_due = False  # whether a reconnect is to be followed up before the next pull
         self._inbox = Inbox(self._on_data)
         self._inbox.on_status = self._on_status
-        self._lanes: list[Lane] = []
+        self._lanes: list[PullSlot] = []
         self._subscriptions: list[Subscription] = []
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
@@ -134,6 +135,7 @@ class Source:
             self.consumer,
             self._floor_again,
             self.give_back,
+            self._is_empty,
             limited=self.state.config.get("max_deliver", -1) > 0,
         )
         self._deliveries = Deliveries(self.stream, self.consumer, self.state)
@@ -142,7 +144,7 @@ class Source:
             subscription = await self._client.subscribe(f"{subject}.*")
             self._subscriptions.append(subscription)
             self._client.register(subscription._id, self._inbox)
-            self._lanes.append(Lane(subject, subscription._id, self._inbox))
+            self._lanes.append(PullSlot(subject, subscription._id, self._inbox))
         if not self._client.fast:
             event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
 
@@ -318,7 +320,7 @@ class Source:
             if lane.subject == to:
                 self._heard(lane, pull, parse_status(block), undelivered(block))
 
-    def _heard(self, lane: Lane, pull: str, status: Status, undelivered: int | None) -> None:
+    def _heard(self, lane: PullSlot, pull: str, status: PullStatus, undelivered: int | None) -> None:
         lane.heard = self._loop.time()
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self._answered = lane.heard
@@ -330,7 +332,7 @@ class Source:
             self._react(lane, status)
             self._wake.set()
 
-    def _react(self, lane: Lane, status: Status) -> None:
+    def _react(self, lane: PullSlot, status: PullStatus) -> None:
         if status.reaction is Reaction.FATAL:
             where = f"consumer {self.consumer} of stream {self.stream}"
             self.fail(SourceError(f"{where} can no longer be pulled from: {status.code} {status.text}"))
@@ -341,7 +343,7 @@ class Source:
             lane.not_before = self._loop.time() + PAUSE
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
 
-    def _too_small(self, lane: Lane) -> None:
+    def _too_small(self, lane: PullSlot) -> None:
         """The lane's pull brought nothing because the next message is larger."""
         now = self._loop.time()
         if self._limits.too_small(lane.max_bytes, self.state.max_bytes, now) and (times := self._said_large.due(now)):
@@ -377,7 +379,7 @@ class Source:
         if any(not lane.active for lane in self._lanes):
             self._wake.set()
 
-    async def _issue(self, lane: Lane, now: float) -> None:
+    async def _issue(self, lane: PullSlot, now: float) -> None:
         """Pull, if there is credit."""
         ask = self._credit(now)
         self.starved = not ask and not any(other.active for other in self._lanes)
@@ -471,6 +473,22 @@ class Source:
     @property
     def _open_pulls(self) -> int:
         return sum(lane.active for lane in self._lanes)
+
+    async def _is_empty(self, seq: int) -> bool | None:
+        """Whether the message has no payload in the stream; None where we may not ask, or nobody answers.
+
+        False for one that is gone: what it had is not known, and it does not come again.
+        """
+        if not self._may_get:
+            return None
+        try:
+            answer = await self._api.request(f"STREAM.MSG.GET.{self.stream}", {"seq": seq})
+        except UnavailableError:
+            return None
+        except ApiError as error:
+            self._may_get = error.code != FORBIDDEN
+            return False if error.code == NOT_FOUND else None
+        return not answer["message"].get("data")
 
     async def _floor_again(self) -> int | None:
         """The ack floor, from an answer about the consumer that was asked for now; None once nothing can come."""

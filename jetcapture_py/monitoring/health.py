@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jetcapture_py.capture.side_tasks import DECODER_SLOW
+from jetcapture_py.capture import side_tasks
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
@@ -45,7 +45,7 @@ def health(state: CaptureState) -> Health:
     connected = state.opened and state.source.connected
     undeliverable = state.source.stuck if state.opened else None
     consuming = connected and state.source.consuming and not state.draining and undeliverable is None
-    decoding = _decoding(state, DECODER_SLOW)
+    decoding = _decoding(state, side_tasks.DECODER_SLOW)
     store = state.stats.storing.trouble(time.monotonic())
     if undeliverable is not None and not state.draining:
         trouble.append(f"consuming: {undeliverable}")

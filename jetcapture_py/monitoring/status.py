@@ -25,7 +25,7 @@ PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class CaptureStatus:
     """How it stands at `time`, the server's. Sequences are the stream's, times UTC, `lag` seconds.
 
     `lag` is the age of the oldest message that is not stored, None where the server may not be asked for it.
@@ -111,7 +111,7 @@ class Observed:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def status(self) -> Status:
+    async def status(self) -> CaptureStatus:
         """How it stands now."""
         source, problems = self._config.source, []
         try:
@@ -133,7 +133,7 @@ class Observed:
                 "watermark: its time is in the future: a server's clock was wrong; a running capture corrects it"
             )
         path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
-        return Status(
+        return CaptureStatus(
             stream=source.stream,
             consumer=source.consumer,
             time=state.asked.astimezone(UTC),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError
-from jetcapture_py.monitoring.status import Observed, Status
+from jetcapture_py.monitoring.status import CaptureStatus, Observed
 
 EVERY = 2.0
 
@@ -50,7 +50,7 @@ async def _watch(config: Config, *, as_json: bool) -> int:
                 await asyncio.sleep(EVERY)
 
 
-def _shown(status: Status, *, as_json: bool) -> Text:
+def _shown(status: CaptureStatus, *, as_json: bool) -> Text:
     if as_json:
         return Text(json.dumps(status.fields()))
     lines = [f"{name:<13}{value:<22}{meaning}".rstrip() for name, value, meaning in status.lines()]

@@ -135,10 +135,17 @@ class LocalStore:
         if "{key}" in self.root:
             with _explained(self._archive.path), self._archive.opened():
                 return
-        path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
-        self._publish(path, pa.py_buffer(b"jetcapture"))
+        directory = Path(f"{root_of(self.root, None)}/{PROBE}")
+        path = directory / uuid.uuid4().hex
+        try:
+            self._publish(str(path), pa.py_buffer(b"jetcapture"))
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._publish(str(path), pa.py_buffer(b"jetcapture"))  # another replica had removed the directory
         with contextlib.suppress(OSError):
-            Path(path).unlink()
+            path.unlink()
+            directory.rmdir()
 
     def read_note(self, path: str) -> bytes | None:
         """A small file's content; None when it does not exist."""

@@ -43,7 +43,7 @@ class File:
     name: layout.ObjectName | None
 
 
-class Shelf:
+class ObjectStorage:
     """The archive at `url`; `options` go to fsspec, as those of the store. May be used from several threads."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ def _fresh(fs: Any) -> Any:
 class _Parts(io.RawIOBase):
     """A file of which each read is one request, and nothing is read ahead."""
 
-    def __init__(self, shelf: Shelf, file: File) -> None:
+    def __init__(self, shelf: ObjectStorage, file: File) -> None:
         self._shelf, self._file = shelf, file
         self._position = 0
 

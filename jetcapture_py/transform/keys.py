@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
-from jetcapture_py.config.template import Part, parse_template
+from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TemplateKey:
 
 
 def _column(
-    part: Part, batch: MessageBatch, fields: pa.RecordBatch, texts: Mapping[str, pa.StringArray] | None
+    part: TemplatePart, batch: MessageBatch, fields: pa.RecordBatch, texts: Mapping[str, pa.StringArray] | None
 ) -> pa.StringArray | str:
     if part.kind == "text":
         return str(part.value)

@@ -16,8 +16,8 @@ import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, Shelf
-from jetcapture_py.verify.examine import DamagedError, Life, positions
+from jetcapture_py.store.reader import File, GoneError, ObjectStorage
+from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
 from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
 
@@ -37,7 +37,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class HeldTwice:
     """A message, its timestamp in microseconds, and the paths of objects of different groups that hold it."""
 
     seq: int
@@ -54,7 +54,7 @@ class Copies:
     """
 
     read_twice: int = 0
-    listed: list[Copy] = field(default_factory=list)
+    listed: list[HeldTwice] = field(default_factory=list)
     also_quarantined: int = 0
     unread: int = 0
 
@@ -64,8 +64,8 @@ class Finder:
 
     def __init__(
         self,
-        shelf: Shelf,
-        life: Life | None,
+        shelf: ObjectStorage,
+        life: Incarnation | None,
         seen: Iterable[Seen],
         repeated: Sequences,
         progress: Callable[[str, int, int], None],
@@ -157,4 +157,4 @@ class Finder:
         room = MOST_COPIES - len(self._found.listed)
         for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
             paths = sorted(self._seen[number].file.path for number in owners[start:end][once[start:end]])
-            self._found.listed.append(Copy(seq=int(seqs[start]), timestamp=int(times[start]), paths=tuple(paths)))
+            self._found.listed.append(HeldTwice(seq=int(seqs[start]), timestamp=int(times[start]), paths=tuple(paths)))

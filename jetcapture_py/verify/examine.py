@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.store.reader import File, Shelf
+from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 
 TAIL = 64 << 10
@@ -40,7 +40,7 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Incarnation:
     """The stream's present life: `created` as the server writes it, and in microseconds since the epoch.
 
     A recreated stream counts from 1 again, so only what was stored in this life can be compared with the stream. With
@@ -52,7 +52,7 @@ class Life:
     mirror: bool
 
     @classmethod
-    def of(cls, created: str, *, mirror: bool) -> Life:
+    def of(cls, created: str, *, mirror: bool) -> Incarnation:
         """The life of a stream that was created then. Raises ValueError for what is no time."""
         moment = datetime.fromisoformat(created) - datetime.fromisoformat("1970-01-01T00:00:00Z")
         return cls(created=created, since=moment // timedelta(microseconds=1), mirror=mirror)
@@ -76,7 +76,7 @@ class Held:
     signed: bool
 
 
-def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, deep: bool) -> Held:
+def examine(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
     """What the object `file` of that name holds. Raises DamagedError, GoneError, StoreError."""
     item = _Object(shelf, file, name)
     messages = item.compared()
@@ -109,7 +109,7 @@ def examine(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, de
     )
 
 
-def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> tuple[Any, Any]:
+def positions(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
     """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
 
     Raises DamagedError, GoneError, StoreError.
@@ -120,7 +120,7 @@ def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> 
     return _of_life(*item.identities(), life, present)
 
 
-def _of_life(seqs: Any, times: Any, life: Life | None, present: bool | None) -> tuple[Any, Any]:
+def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | None) -> tuple[Any, Any]:
     """Those messages that are of the present life."""
     if present is False:
         return seqs[:0], times[:0]
@@ -129,7 +129,7 @@ def _of_life(seqs: Any, times: Any, life: Life | None, present: bool | None) -> 
     return seqs[times >= life.since], times[times >= life.since]
 
 
-def _present(own: Mapping[str, str], life: Life | None, low: int | None, high: int | None) -> bool | None:
+def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
     """Whether all messages of an object are of the present life, or none of them; None: some, or not known.
 
     `low` and `high` are its earliest and latest timestamp, which tell where the footer does not, as of objects of
@@ -148,7 +148,7 @@ def _present(own: Mapping[str, str], life: Life | None, low: int | None, high: i
 class _Object:
     """An object of which the footer has been read."""
 
-    def __init__(self, shelf: Shelf, file: File, name: ObjectName) -> None:
+    def __init__(self, shelf: ObjectStorage, file: File, name: ObjectName) -> None:
         self._shelf, self._file, self._name = shelf, file, name
         if file.size < len(_MAGIC) * 3:
             raise DamagedError(f"it has only {file.size} bytes")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import MOST_RANGES, Range
+from jetcapture_py.verify.report import MOST_RANGES, SequenceRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -24,7 +24,7 @@ class Missing:
         self._sequences, self._floor = sequences, floor
         self._promised_seq, self._promised_time = seq, time
         self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
-        self.found: list[Range] = []
+        self.found: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
     def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool) -> None:
@@ -60,7 +60,7 @@ class Missing:
             self.ranges += 1
             if len(self.found) < MOST_RANGES:
                 self.found.append(
-                    Range(
+                    SequenceRange(
                         first=first,
                         last=last,
                         messages=messages,
@@ -71,16 +71,16 @@ class Missing:
             self._current = []
 
 
-def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[Range], int, int]:
+def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[SequenceRange], int, int]:
     """Ranges that are not in the archive, the first of them, and how many ranges and sequences there are."""
-    listed: list[Range] = []
+    listed: list[SequenceRange] = []
     ranges = total = 0
     for starts, ends in sequences.gaps(first, last) if first <= last else ():
         ranges += len(starts)
         total += int((ends - starts + 1).sum())
         room = MOST_RANGES - len(listed)
         for start, end in zip(starts[:room].tolist(), ends[:room].tolist(), strict=True):
-            listed.append(Range(first=start, last=end, messages=None, first_time=None, last_time=None))
+            listed.append(SequenceRange(first=start, last=end, messages=None, first_time=None, last_time=None))
     return listed, ranges, total
 
 

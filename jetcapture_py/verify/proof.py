@@ -18,14 +18,14 @@ from threading import Event
 from jetcapture_py.archive import watermark
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.inspect import MARGIN, Position, Server, StreamState, start_of
+from jetcapture_py.jetstream.inspect import MARGIN, ConsumerPosition, Server, StreamState, start_of
 from jetcapture_py.jetstream.stream_reader import read
-from jetcapture_py.store.reader import Shelf
-from jetcapture_py.verify.examine import Life
+from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import Copy, Report, Watermark, time_text
-from jetcapture_py.verify.scan import Progress, Survey, survey
+from jetcapture_py.verify.report import Copy, Report, WatermarkFinding, time_text
+from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
 
 CLOSE = 20_000
 """Sequences that are cheaper read than skipped."""
@@ -41,7 +41,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     With `deep`, every byte of every object is read. `progress` is called with a stage and how much of it is done.
     Raises ConfigError, and StoreError when the archive cannot be listed; a stream that cannot be asked is reported.
     """
-    shelf = Shelf(config.store.url, config.store.options)
+    shelf = ObjectStorage(config.store.url, config.store.options)
     mark, mark_problem = await asyncio.to_thread(_watermark, shelf, config.source.stream)
     notes: list[str] = []
     async with AsyncExitStack() as stack:
@@ -60,7 +60,9 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     return _report(config, scope, found, missing, asked, notes, (mark, mark_problem), deep=deep)
 
 
-async def _survey(shelf: Shelf, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool) -> Survey:
+async def _survey(
+    shelf: ObjectStorage, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool
+) -> ArchiveScan:
     """Look at the archive in a thread, which ends soon after we are cancelled."""
     cancelled = Event()
 
@@ -77,7 +79,7 @@ async def _survey(shelf: Shelf, stream: str, scope: _Scope, progress: Progress |
         raise
 
 
-def _watermark(shelf: Shelf, stream: str) -> tuple[watermark.Watermark | None, str]:
+def _watermark(shelf: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
     """The watermark, and what is wrong with it."""
     try:
         data = None if shelf.divided else shelf.note(watermark.path(stream))
@@ -94,7 +96,7 @@ class _Known:
     """
 
     state: StreamState
-    position: Position
+    position: ConsumerPosition
     start: int
     note: str
     unsure: tuple[int, int]
@@ -115,7 +117,9 @@ async def _known(server: Server, mark: watermark.Watermark | None) -> _Known:
     return _Known(state=state, position=position, start=start, note=note, unsure=unsure, aged=aged)
 
 
-async def _aged(server: Server, state: StreamState, position: Position, mark: watermark.Watermark | None) -> int | None:
+async def _aged(
+    server: Server, state: StreamState, position: ConsumerPosition, mark: watermark.Watermark | None
+) -> int | None:
     """The last sequence of which the watermark's time says that it is stored; 0 where it says nothing of this life."""
     if mark is None or mark.created not in ("", state.created):
         return 0
@@ -134,7 +138,7 @@ class _Scope:
     The watermark says that everything up to `promised_seq`, and up to `promised_time`, in microseconds, is stored.
     """
 
-    life: Life | None
+    life: Incarnation | None
     start: int
     floor: int
     top: int
@@ -144,16 +148,16 @@ class _Scope:
 
     @classmethod
     def of(cls, known: _Known | None, mark: watermark.Watermark | None) -> _Scope:
-        life: Life | None = None
+        life: Incarnation | None = None
         if known is None:
             with suppress(ValueError):
-                life = Life.of(mark.created, mirror=False) if mark is not None else None
+                life = Incarnation.of(mark.created, mirror=False) if mark is not None else None
             return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
         state, floor = known.state, known.position.ack_floor
         seq = mark.seq if mark is not None and mark.created == state.created else 0
         time = (mark.time - _EPOCH) // _MICROSECOND if mark is not None and known.aged else 0
         top = max(floor, min(max(seq, known.aged or 0), state.last))
-        life = Life.of(state.created, mirror=state.mirror)
+        life = Incarnation.of(state.created, mirror=state.mirror)
         return cls(
             life=life,
             start=known.start,
@@ -220,7 +224,7 @@ def _begun(sequences: Sequences, low: int, high: int) -> int:
 def _report(
     config: Config,
     scope: _Scope,
-    found: Survey,
+    found: ArchiveScan,
     missing: Missing,
     asked: _Asked | None,
     notes: list[str],
@@ -273,7 +277,9 @@ def _report(
     )
 
 
-def _unchecked(scope: _Scope, found: Survey, asked: _Asked | None, mark: watermark.Watermark | None) -> Iterator[str]:
+def _unchecked(
+    scope: _Scope, found: ArchiveScan, asked: _Asked | None, mark: watermark.Watermark | None
+) -> Iterator[str]:
     """What could not be checked, and why."""
     first = found.sequences.first
     if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
@@ -302,12 +308,12 @@ def _all(filters: tuple[str, ...]) -> str:
     return ", ".join(filters) or "all subjects"
 
 
-def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> Watermark | None:
+def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
     """The watermark, and what is wrong with it."""
     found, problem = mark
     if found is None:
-        return Watermark(seq=None, time=None, problem=problem) if problem else None
-    return Watermark(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
+        return WatermarkFinding(seq=None, time=None, problem=problem) if problem else None
+    return WatermarkFinding(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
 
 
 def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:

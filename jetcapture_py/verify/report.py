@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Self
 
-from jetcapture_py.config.model import Config
 from jetcapture_py.text import escaped
 from jetcapture_py.verify.scan import Problem
 
@@ -22,7 +18,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class SequenceRange:
     """Sequences `first` to `last`, inclusive, with so many `messages` of the stream in them, None where not known.
 
     The times are those of its first and its last message, UTC.
@@ -45,7 +41,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watermark:
+class WatermarkFinding:
     """What the archive's watermark says, and what is wrong with that, "" if nothing is."""
 
     seq: int | None
@@ -79,9 +75,9 @@ class Report:
     up_to_time: datetime | None
     stored: int
     missing: int
-    holes: tuple[Range, ...]
+    holes: tuple[SequenceRange, ...]
     hole_ranges: int
-    gaps: tuple[Range, ...]
+    gaps: tuple[SequenceRange, ...]
     gap_ranges: int
     gap_sequences: int
     duplicates: int
@@ -98,7 +94,7 @@ class Report:
     bytes: int
     quarantined: int
     older: int
-    watermark: Watermark | None
+    watermark: WatermarkFinding | None
     unchecked: tuple[str, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
@@ -117,42 +113,6 @@ class Report:
     def as_text(self) -> str:
         """The verdict, and then everything that is behind it."""
         return "\n".join(_lines(self))
-
-
-def run(config: Config, *, deep: bool, as_json: bool, strict: bool) -> int:
-    """Prove, print the report to standard output, and return the exit code."""
-    from jetcapture_py.verify.proof import verify
-
-    with _Bar() as bar:
-        report = asyncio.run(verify(config, deep=deep, progress=bar.show))
-    sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
-    return report.exit_code(strict=strict)
-
-
-class _Bar:
-    """A progress bar on standard error, if that is a terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        self._progress = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
-        self._tasks: dict[str, Any] = {}
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Show how much of a stage is done."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage)
-        self._progress.update(self._tasks[stage], completed=done, total=total)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
 
 def _lines(report: Report) -> Iterator[str]:

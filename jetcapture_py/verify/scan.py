@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.store.reader import File, GoneError, ObjectStorage
 from jetcapture_py.verify.copies import Copies, Finder, Seen
-from jetcapture_py.verify.examine import DamagedError, Held, Life, examine
+from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
 
@@ -33,7 +33,7 @@ class Problem:
 
 
 @dataclass(slots=True, kw_only=True)
-class Survey:
+class ArchiveScan:
     """What was found. `messages` counts every copy of the present life's messages, `quarantined` those in quarantine.
 
     `older` counts messages of earlier lives. `damaged`, `foreign` and `unsigned` (objects without checksums) are the
@@ -60,9 +60,11 @@ class Survey:
     restless: bool = False
 
 
-def survey(shelf: Shelf, stream: str, life: Life | None, bound: int, *, deep: bool, progress: Progress) -> Survey:
+def survey(
+    shelf: ObjectStorage, stream: str, life: Incarnation | None, bound: int, *, deep: bool, progress: Progress
+) -> ArchiveScan:
     """Look at every object of the stream. Blocks; call it in a thread. Raises StoreError when nothing can be listed."""
-    found = Survey()
+    found = ArchiveScan()
     seen: set[str] = set()
     for _ in range(ROUNDS):
         files = [file for file in shelf.files(stream) if file.place not in seen]
@@ -80,11 +82,11 @@ def survey(shelf: Shelf, stream: str, life: Life | None, bound: int, *, deep: bo
 
 
 def _look(
-    shelf: Shelf,
+    shelf: ObjectStorage,
     files: list[File],
-    life: Life | None,
+    life: Incarnation | None,
     bound: int,
-    found: Survey,
+    found: ArchiveScan,
     *,
     deep: bool,
     progress: Progress,
@@ -120,7 +122,7 @@ def _hidden(path: str) -> bool:
     return name.startswith(".") and name.endswith(".tmp")
 
 
-def _add(found: Survey, file: File, held: Held, bound: int) -> None:
+def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
     found.objects += 1
     if not held.signed:
         found.unsigned_count += 1
@@ -142,7 +144,7 @@ def _add(found: Survey, file: File, held: Held, bound: int) -> None:
 Outcome = Held | str | None
 
 
-def _examined(shelf: Shelf, file: File, name: ObjectName, life: Life | None, *, deep: bool) -> Outcome:
+def _examined(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Outcome:
     """What an object holds, why it is damaged, or None when it is gone. Damage is looked at twice.
 
     The same messages may have been stored once more meanwhile, as the same object in other bytes.

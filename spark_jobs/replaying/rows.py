@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
-from jetcapture_py.config.template import Part, parse_template, part_name
+from jetcapture_py.config.template import TemplatePart, parse_template, part_name
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
 from spark_jobs.publishing.subjects import is_odd
@@ -145,7 +145,7 @@ def _row(known: _Columns, columns: Mapping[str, Column]) -> Column:
     )
 
 
-def _parts(template: str) -> tuple[Part, ...]:
+def _parts(template: str) -> tuple[TemplatePart, ...]:
     try:
         parts = parse_template(template)
     except ValueError as error:
@@ -154,12 +154,12 @@ def _parts(template: str) -> tuple[Part, ...]:
     return parts
 
 
-def _is_of_the_message(part: Part) -> bool:
+def _is_of_the_message(part: TemplatePart) -> bool:
     """Whether the part is the same for all rows of a message."""
     return part.kind != "field" or part.value in (*layout.ENVELOPE, *layout.PARTITIONS)
 
 
-def _pattern(parts: tuple[Part, ...]) -> str:
+def _pattern(parts: tuple[TemplatePart, ...]) -> str:
     """A pattern that all subjects match. A column may hold several tokens: all is open from the first one on."""
     text = str(parts[0].value) if parts[0].kind == "text" else ""
     if len(parts) == 1 and text:
@@ -171,7 +171,7 @@ def _pattern(parts: tuple[Part, ...]) -> str:
 class _Subject:
     """The subjects that a template makes."""
 
-    def __init__(self, known: _Columns, parts: tuple[Part, ...], template: str) -> None:
+    def __init__(self, known: _Columns, parts: tuple[TemplatePart, ...], template: str) -> None:
         self._known, self._asked = known, f"subject {template}: "
         self._parts = [(part_name(part), self._part(part)) for part in parts]
         self.value = reduce(lambda left, right: sf.concat(left, right), (column for _, column in self._parts))
@@ -183,7 +183,7 @@ class _Subject:
         part = sf.coalesce(*null, sf.lit(""))
         return sf.when(self.value.isNull(), sf.concat(part, sf.lit(" is null in "), row))
 
-    def _part(self, part: Part) -> Column:
+    def _part(self, part: TemplatePart) -> Column:
         if part.kind == "text":
             return sf.lit(part.value)
         if part.kind == "header":

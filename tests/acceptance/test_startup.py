@@ -23,7 +23,7 @@ DECODER = """
 import pandas as pd
 import pyarrow as pa
 from jetcapture_py import layout
-from jetcapture_py.batch import Decoded
+from jetcapture_py.transform.batch import Decoded
 
 class Numbers:
     def decode(self, batch):
@@ -78,6 +78,17 @@ def test_a_websocket_is_still_one(nats_server: Callable[..., NatsServer], tmp_pa
     with Command(tmp_path, settings(f"ws://127.0.0.1:{port}", tmp_path / "archive")) as command:
         assert command.start("--until-caught-up").wait() == 0, command.log
     assert len(rows(tmp_path / "archive")) == 100
+
+
+def test_a_websocket_without_its_extra_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\nfind = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'aiohttp' else find(name, *rest)\n"
+    )
+    configuration = settings("ws://127.0.0.1:1", tmp_path / "archive")
+    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
+        assert command.start().wait() == 2
+        assert "ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'" in command.log
 
 
 def test_code_of_the_users_own_may_use_what_was_left_out(server: NatsServer, tmp_path: Path) -> None:

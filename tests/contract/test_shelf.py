@@ -7,8 +7,8 @@ import pytest
 from jetcapture_py.archive import watermark
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import NoteStore
-from jetcapture_py.store.reader import GoneError, Shelf
-from jetcapture_py.verify.scan import Survey, survey
+from jetcapture_py.store.reader import GoneError, ObjectStorage
+from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.contract.conftest import Place
 from tests.support.archives import encoded
 
@@ -20,7 +20,7 @@ BLOCKS = (
 )
 
 
-def surveyed(shelf: Shelf, *, deep: bool) -> Survey:
+def surveyed(shelf: ObjectStorage, *, deep: bool) -> ArchiveScan:
     return survey(shelf, "ORDERS", None, 100, deep=deep, progress=lambda *_: None)
 
 
@@ -29,7 +29,7 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
     store = place.open(suffix)
     for block in BLOCKS:
         store.put(block.name, block.data)
-    shelf = Shelf(place.url + suffix, place.options)
+    shelf = ObjectStorage(place.url + suffix, place.options)
     files = {file.name: file for file in shelf.files("ORDERS")}
     assert files.keys() == {block.name for block in BLOCKS}
     for block in BLOCKS:
@@ -50,14 +50,14 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
 def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:
     other = encoded([(1, 5)], stream="ORDERS2")
     place.open().put(other.name, other.data)
-    assert list(Shelf(place.url, place.options).files("ORDERS")) == []
+    assert list(ObjectStorage(place.url, place.options).files("ORDERS")) == []
 
 
 def test_what_is_gone_is_said_to_be(place: Place) -> None:
     store = place.open()
     for block in BLOCKS[:2]:
         store.put(block.name, block.data)
-    shelf = Shelf(place.url, place.options)
+    shelf = ObjectStorage(place.url, place.options)
     file = next(iter(shelf.files("ORDERS")))
     absent = type(file)(path="x", place=f"{file.place}x", size=file.size, name=file.name)
     with pytest.raises(GoneError):
@@ -69,7 +69,7 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
 
 
 def test_a_note_is_read_or_is_not_there(place: Place) -> None:
-    store, shelf = place.open(), Shelf(place.url, place.options)
+    store, shelf = place.open(), ObjectStorage(place.url, place.options)
     assert isinstance(store, NoteStore)
     assert shelf.note(watermark.path("ORDERS")) is None
     store.write_note(watermark.path("ORDERS"), b"{}")
@@ -78,4 +78,4 @@ def test_a_note_is_read_or_is_not_there(place: Place) -> None:
 
 def test_an_archive_that_is_not_there_yet_is_empty(place: Place) -> None:
     for suffix in ("/none", "/none/{key}"):
-        assert list(Shelf(place.url + suffix, place.options).files("ORDERS")) == []
+        assert list(ObjectStorage(place.url + suffix, place.options).files("ORDERS")) == []

@@ -130,6 +130,30 @@ def test_a_switch_that_is_over_before_anybody_asks_costs_no_payload(
         asyncio.run(scenario())
 
 
+def test_a_payload_is_waited_for_as_long_as_the_stream_has_it(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.consumer.unusable", lambda *_: None)  # the switch is never seen
+
+    async def scenario() -> None:
+        server = nats_server()
+        async with connection(server.url) as client:
+            await work_queue(client)
+            async with running(settings(server.url, tmp_path / "archive")) as capture:
+                await switch(client, headers_only=True)
+                await client.jetstream().publish("orders.0", b"payload 0")
+
+                async def came_again() -> bool:
+                    return (await consumer(server.url)).delivered.consumer_seq > 5
+
+                await until(came_again, "it was delivered several times")
+                await switch(client, headers_only=False)
+                await until(lambda: capture.stats.acked == 1, "it is captured")
+        assert captured(tmp_path / "archive") == {"orders.0": b"payload 0"}
+
+    asyncio.run(scenario())
+
+
 def test_empty_messages_that_were_published_with_the_header_of_a_stripped_one_are_captured(
     nats_server: Start, tmp_path: Path
 ) -> None:

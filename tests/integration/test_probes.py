@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from nats.js.errors import NotFoundError
 
+from jetcapture_py.capture import side_tasks
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import HttpConfig
 from jetcapture_py.monitoring import health, http_server
@@ -200,7 +201,7 @@ class Hanging:
 def test_a_decoder_that_does_not_return_shows_in_readiness_and_then_in_liveness(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(health, "DECODER_SLOW", 0.3)
+    monkeypatch.setattr(side_tasks, "DECODER_SLOW", 0.3)
 
     async def scenario() -> None:
         server = nats_server()

@@ -126,7 +126,7 @@ USER_MODULE = """
 import sys
 import pyarrow as pa
 from jetcapture_py import layout
-from jetcapture_py.batch import Decoded
+from jetcapture_py.transform.batch import Decoded
 
 class Decoder:
     def decode(self, batch):

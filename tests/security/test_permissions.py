@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.monitoring.status import Observed, Status
+from jetcapture_py.monitoring.status import CaptureStatus, Observed
 from spark_jobs.datasource.columns import Columns
 from spark_jobs.datasource.fetch import Fetch
 from spark_jobs.datasource.offsets import Positions, Range
@@ -108,7 +108,7 @@ def test_a_status_needs_little_and_says_what_it_may_not_know(start: Start, tmp_p
     lag = "$JS.API.STREAM.MSG.GET.ORDERS"
     server = start(EXAMPLE if allowed else without(lag, of="VERIFIER"))
 
-    async def asked() -> Status:
+    async def asked() -> CaptureStatus:
         async with Observed(config(server.url, tmp_path / "archive", nats=as_user(server, "verifier"))) as observed:
             return await observed.status()
 
@@ -163,7 +163,7 @@ def test_a_domains_own_server_checks_subjects_without_it(start: Start, tmp_path:
 
 def test_what_may_be_left_out_is_not_needed(start: Start, tmp_path: Path) -> None:
     optional = listed("CAPTURE", optional=True)
-    assert len(optional) == 2
+    assert len(optional) == 3
     server = start(without(*optional, of="CAPTURE"))
     capture(server, tmp_path / "archive", source={"create": False})
     assert len(rows(tmp_path / "archive")) == MESSAGES

@@ -15,8 +15,8 @@ from tests.support import azurite, s3
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(
-        os.environ.get("JETCAPTURE_TEST_S3A") != "1",
-        reason="downloads 700 MB from Maven Central: JETCAPTURE_TEST_S3A=1 runs it",
+        os.environ.get("JETCAPTURE_TEST_S3A") not in ("1", "try"),
+        reason="downloads 700 MB of packages: JETCAPTURE_TEST_S3A=1 runs it, =try runs it if they can be had",
     ),
     pytest.mark.timeout(600),
 ]
@@ -49,7 +49,7 @@ def orders(archive: Archive) -> Archive:
 
 
 def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *words],
         capture_output=True,
         text=True,
@@ -57,6 +57,9 @@ def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str
         check=False,
         env={**os.environ, **environment},
     )
+    if os.environ["JETCAPTURE_TEST_S3A"] == "try" and "unresolved dependenc" in done.stderr.lower():
+        pytest.skip("Spark cannot download its packages")
+    return done
 
 
 def test_spark_reads_and_writes_s3_with_the_captures_options_and_shows_no_secret(

@@ -86,7 +86,7 @@ async def consumer(url: str) -> Any:
 
 @contextlib.asynccontextmanager
 async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureState]:
-    """The state of a capture that drains at the end of the block; `parts` replace its decoder, key, store, on_stored."""
+    """The state of a capture that drains at the end of the block; `parts` replace its decoder, key, store and so on."""
     capture = Capture(configuration, **parts)
     stop = asyncio.Event()
     task = asyncio.create_task(capture.run(stop))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
+from jetcapture_py.jetstream.ack_subject import _checked_numbers, ack_numbers
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.envelope import Assembled, _ack_numbers, _checked_numbers, assemble, parse_headers
+from jetcapture_py.transform.envelope import Assembled, assemble, parse_headers
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NANOSECONDS = 1_700_000_000_123_456_789
@@ -149,7 +150,7 @@ def test_one_wrong_byte_changes_what_it_changes_read_one_by_one(
     changed = replies[row % len(replies)]
     changed[place % len(changed)] = byte
     texts = [bytes(reply) for reply in replies]
-    numbers, keep = _ack_numbers(pa.array(texts, pa.binary()), "S", "C")
+    numbers, keep = ack_numbers(pa.array(texts, pa.binary()), "S", "C")
     expected, real = _checked_numbers(texts, b"S", b"C")
     assert [each.tolist() for each in numbers] == [each.tolist() for each in expected]
     assert (list(range(len(texts))) if keep is None else keep) == real

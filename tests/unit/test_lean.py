@@ -7,7 +7,7 @@ import pytest
 
 ALLOCATE = """
 import ctypes, threading
-from jetcapture_py import lean
+from jetcapture_py.capture import memory as lean
 {setting}
 lean.use_system_allocator()
 import pyarrow as pa

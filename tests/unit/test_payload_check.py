@@ -33,8 +33,11 @@ def test_a_message_without_payload_is_given_back_unless_it_might_never_return(
     async def give_back(replies: pa.BinaryArray) -> None:
         returned.extend(replies.to_pylist())
 
+    async def is_empty(seq: int) -> bool | None:
+        pytest.fail("it came for the first time")
+
     async def scenario() -> Received:
-        check = PayloadCheck("ORDERS", "archive", look_up, give_back, limited=limited)
+        check = PayloadCheck("ORDERS", "archive", look_up, give_back, is_empty, limited=limited)
         batch = received(1, 2, payload=b"whole")
         bare = received(3, headers=BARE)
         for part in bare.parts:
@@ -45,3 +48,29 @@ def test_a_message_without_payload_is_given_back_unless_it_might_never_return(
     assert len(whole) == kept
     assert len(returned) == given_back
     assert sorted([*whole.columns(REPLY)[0].to_pylist(), *returned]) == received(1, 2, 3).replies.to_pylist()
+
+
+@pytest.mark.parametrize(("empty", "kept"), [(True, True), (None, True), (False, False)])
+def test_a_message_that_comes_twice_without_payload_is_looked_up_in_the_stream(empty: bool | None, kept: bool) -> None:
+    returned: list[bytes] = []
+
+    async def look_up() -> int | None:
+        return 0
+
+    async def give_back(replies: pa.BinaryArray) -> None:
+        returned.extend(replies.to_pylist())
+
+    async def is_empty(seq: int) -> bool | None:
+        assert seq == 3
+        return empty
+
+    async def scenario() -> None:
+        check = PayloadCheck("ORDERS", "archive", look_up, give_back, is_empty)
+        assert not await check.only_whole(received(3, headers=BARE))
+        for times in (2, 3):
+            found = await check.only_whole(received(3, headers=BARE))
+            assert (len(found), len(returned)) == ((1, 1) if kept else (0, times))
+            if kept:
+                break
+
+    asyncio.run(scenario())

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
-from jetcapture_py.config.template import Part, parse_template
+from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey, buckets, group, make_key
 from tests.support.batches import Declared, batch_of
@@ -62,22 +62,30 @@ def field_keys(template: str, **columns: Any) -> list[str | None]:
     ("template", "parts"),
     [
         ("", ()),
-        ("plain", (Part("text", "plain"),)),
-        ("{subject}", (Part("subject"),)),
-        ("{subject[0]}", (Part("token", 0),)),
-        ("{subject[12]}", (Part("token", 12),)),
-        ("{header.X-Tenant}", (Part("header", "X-Tenant"),)),
-        ("{header.a.b}", (Part("header", "a.b"),)),
-        ("{region}", (Part("field", "region"),)),
-        ("{a.b.c}", (Part("field", "a.b.c"),)),
-        ("{größe}", (Part("field", "größe"),)),
-        ("{subjects}", (Part("field", "subjects"),)),
-        ("{headers}", (Part("field", "headers"),)),
-        ("a-{region}", (Part("text", "a-"), Part("field", "region"))),
-        ("{subject[1]}/{region}!", (Part("token", 1), Part("text", "/"), Part("field", "region"), Part("text", "!"))),
+        ("plain", (TemplatePart("text", "plain"),)),
+        ("{subject}", (TemplatePart("subject"),)),
+        ("{subject[0]}", (TemplatePart("token", 0),)),
+        ("{subject[12]}", (TemplatePart("token", 12),)),
+        ("{header.X-Tenant}", (TemplatePart("header", "X-Tenant"),)),
+        ("{header.a.b}", (TemplatePart("header", "a.b"),)),
+        ("{region}", (TemplatePart("field", "region"),)),
+        ("{a.b.c}", (TemplatePart("field", "a.b.c"),)),
+        ("{größe}", (TemplatePart("field", "größe"),)),
+        ("{subjects}", (TemplatePart("field", "subjects"),)),
+        ("{headers}", (TemplatePart("field", "headers"),)),
+        ("a-{region}", (TemplatePart("text", "a-"), TemplatePart("field", "region"))),
+        (
+            "{subject[1]}/{region}!",
+            (
+                TemplatePart("token", 1),
+                TemplatePart("text", "/"),
+                TemplatePart("field", "region"),
+                TemplatePart("text", "!"),
+            ),
+        ),
     ],
 )
-def test_a_template_is_read_part_by_part(template: str, parts: tuple[Part, ...]) -> None:
+def test_a_template_is_read_part_by_part(template: str, parts: tuple[TemplatePart, ...]) -> None:
     assert parse_template(template) == parts
 
 

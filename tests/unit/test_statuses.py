@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.jetstream.pull_status import Reaction, Status, parse_status, undelivered
+from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
 
 EXPECTED = [
     ("100 Idle Heartbeat", Reaction.ALIVE),
@@ -35,7 +35,7 @@ EXPECTED = [
 def test_every_status_of_the_server_has_its_reaction(line: str, reaction: Reaction, headers: str) -> None:
     status = parse_status(f"NATS/1.0 {line}\r\n{headers}\r\n".encode())
     code, _, text = line.partition(" ")
-    assert status == Status(int(code), text, reaction)
+    assert status == PullStatus(int(code), text, reaction)
 
 
 @pytest.mark.parametrize("line", ["409 consumer deleted", "409 CONSUMER DELETED", "409 Consumer Deleted."])
@@ -56,7 +56,7 @@ def test_only_a_conflict_is_told_apart_by_its_text(line: str) -> None:
 
 @given(st.one_of(st.binary(max_size=60), st.binary(max_size=40).map(lambda noise: b"NATS/1.0 " + noise)))
 def test_no_status_raises(block: bytes) -> None:
-    assert isinstance(parse_status(block), Status)
+    assert isinstance(parse_status(block), PullStatus)
 
 
 def test_a_number_of_any_length_does_not_raise() -> None:

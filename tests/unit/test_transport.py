@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from jetcapture_py.jetstream.wire.transport import SEGMENT, Memory, _Reader
+from jetcapture_py.jetstream.wire.transport import SEGMENT, ReceiveBuffer, _Reader
 
 
 def test_what_is_not_parsed_moves_to_the_next_piece_of_memory_and_the_rest_stays() -> None:
-    memory = Memory()
+    memory = ReceiveBuffer()
     memory.append(b"x" * (SEGMENT - 10))
     first = memory.segment
     memory.start = SEGMENT - 15
@@ -19,7 +19,7 @@ def test_what_is_not_parsed_moves_to_the_next_piece_of_memory_and_the_rest_stays
 
 
 def test_memory_grows_to_what_the_first_frame_needs() -> None:
-    memory = Memory()
+    memory = ReceiveBuffer()
     memory.append(b"x" * 100)
     memory.needed = 3 * SEGMENT
     room = memory.room(len(memory.segment))

@@ -10,26 +10,26 @@ import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.store.reader import File, GoneError, ObjectStorage
 from jetcapture_py.verify import copies, ranges
-from jetcapture_py.verify.examine import Life
-from jetcapture_py.verify.scan import Survey, survey
+from jetcapture_py.verify.examine import Incarnation
+from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.support.archives import Identity, encoded, put
 
 CREATED = "2024-01-01T00:00:00Z"
-LIFE = Life.of(CREATED, mirror=False)
+LIFE = Incarnation.of(CREATED, mirror=False)
 NOW = LIFE.since + 10**9
 BUCKETS = (1_700_000_100, 1_700_001_000)
 
 
-def surveyed(root: Path, life: Life | None = LIFE) -> Survey:
-    return survey(Shelf(str(root), {}), "ORDERS", life, 1 << 40, deep=False, progress=lambda *_: None)
+def surveyed(root: Path, life: Incarnation | None = LIFE) -> ArchiveScan:
+    return survey(ObjectStorage(str(root), {}), "ORDERS", life, 1 << 40, deep=False, progress=lambda *_: None)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("life", [LIFE, None], ids=["life", "no life"])
 def test_copies_are_counted_as_a_reader_returns_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, life: Life | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, life: Incarnation | None
 ) -> None:
     monkeypatch.setattr(ranges, "CHUNK", 1 << 6)
     monkeypatch.setattr(ranges, "_BITS", 6)
@@ -79,7 +79,7 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
         put(tmp_path, encoded(messages, key=key))
     real = copies.positions
 
-    def positions(shelf: Shelf, file: File, name: ObjectName, life: Life | None) -> object:
+    def positions(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> object:
         if name == names[1]:
             raise error
         return real(shelf, file, name, life)

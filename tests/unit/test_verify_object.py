@@ -18,14 +18,14 @@ from fsspec.implementations.local import LocalFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, Shelf
+from jetcapture_py.store.reader import File, GoneError, ObjectStorage
 from jetcapture_py.verify import examine as verify_object
-from jetcapture_py.verify.examine import DamagedError, Held, Life, examine
-from jetcapture_py.verify.scan import Survey, survey
+from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
+from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.support.archives import encoded, merge, put
 
 CREATED = "2024-01-01T00:00:00Z"
-LIFE = Life.of(CREATED, mirror=False)
+LIFE = Incarnation.of(CREATED, mirror=False)
 NOW = LIFE.since + 10**9
 MESSAGES = [(seq, NOW + seq) for seq in (1, 2, 3, 5, 8)]
 DENSE = [(seq, NOW + seq) for seq in range(10, 20)]
@@ -36,12 +36,14 @@ def file_of(root: Path, block: EncodedBlock, name: layout.ObjectName | None = No
     return File(path=block.name.path, place=str(path), size=path.stat().st_size, name=name or block.name)
 
 
-def look(root: Path, block: EncodedBlock, *, life: Life | None = LIFE, deep: bool = False, name: Any = None) -> Held:
-    return examine(Shelf(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
+def look(
+    root: Path, block: EncodedBlock, *, life: Incarnation | None = LIFE, deep: bool = False, name: Any = None
+) -> Held:
+    return examine(ObjectStorage(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
 
 
-def surveyed(root: Path, bound: int, *, deep: bool) -> Survey:
-    return survey(Shelf(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
+def surveyed(root: Path, bound: int, *, deep: bool) -> ArchiveScan:
+    return survey(ObjectStorage(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
 
 
 def with_data(block: EncodedBlock, data: bytes) -> EncodedBlock:
@@ -63,14 +65,14 @@ def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each request was answered with."""
     sizes: list[int] = []
-    real = Shelf.read
+    real = ObjectStorage.read
 
-    def counted(shelf: Shelf, file: File, start: int = 0, end: int | None = None) -> bytes:
+    def counted(shelf: ObjectStorage, file: File, start: int = 0, end: int | None = None) -> bytes:
         data = real(shelf, file, start, end)
         sizes.append(len(data))
         return data
 
-    monkeypatch.setattr(Shelf, "read", counted)
+    monkeypatch.setattr(ObjectStorage, "read", counted)
     return sizes
 
 
@@ -156,7 +158,7 @@ def test_a_clock_that_went_back_does_not_either_where_compaction_has_merged_one_
 
 
 def test_a_mirrors_messages_may_be_older_than_itself(tmp_path: Path) -> None:
-    mirror = Life.of(CREATED, mirror=True)
+    mirror = Incarnation.of(CREATED, mirror=True)
     old = [(1, LIFE.since - 100)]
     assert look(tmp_path, encoded(old, created=""), life=mirror).messages == 1
     assert look(tmp_path, encoded(old, created=CREATED), life=mirror).messages == 1
@@ -298,7 +300,7 @@ def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch
     def refused(*_: Any, **__: Any) -> bytes:
         raise StoreError("cannot read it: access denied")
 
-    monkeypatch.setattr(Shelf, "read", refused)
+    monkeypatch.setattr(ObjectStorage, "read", refused)
     found = surveyed(tmp_path, 100, deep=False)
     assert [problem.reason for problem in found.damaged] == ["cannot read it: access denied"]
     assert len(found.sequences) == 0
@@ -310,13 +312,13 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
     path = put(tmp_path, encoded(MESSAGES))
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    real = Shelf.again
+    real = ObjectStorage.again
 
-    def stored_again(shelf: Shelf, file: File) -> File:
+    def stored_again(shelf: ObjectStorage, file: File) -> File:
         path.write_bytes(whole)
         return real(shelf, file)
 
-    monkeypatch.setattr(Shelf, "again", stored_again)
+    monkeypatch.setattr(ObjectStorage, "again", stored_again)
     found = surveyed(tmp_path, 100, deep=True)
     assert (found.damaged, found.messages) == ([], 5)
 
@@ -324,7 +326,7 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
 def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
 
-    def always_another(shelf: Shelf, stream: str) -> Any:
+    def always_another(shelf: ObjectStorage, stream: str) -> Any:
         nonlocal count
         count += 1
         yield file_of(tmp_path, encoded([(count, NOW)]))
@@ -332,8 +334,8 @@ def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monk
     def gone(*_: Any, **__: Any) -> bytes:
         raise GoneError("it is gone")
 
-    monkeypatch.setattr(Shelf, "files", always_another)
-    monkeypatch.setattr(Shelf, "read", gone)
+    monkeypatch.setattr(ObjectStorage, "files", always_another)
+    monkeypatch.setattr(ObjectStorage, "read", gone)
     assert surveyed(tmp_path, 100, deep=False).restless
 
 
@@ -377,7 +379,7 @@ def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Pa
         put(tmp_path, encoded(((seq, NOW + seq) for seq in range(start, start + 20)), quarantine=True))
         reference |= {*seqs, *range(start, start + 20)}
         copies += len(seqs) + 20
-    names = list(Shelf(str(tmp_path), {}).files("ORDERS"))
+    names = list(ObjectStorage(str(tmp_path), {}).files("ORDERS"))
     found = surveyed(tmp_path, 1000, deep=False)
     assert found.objects == len(names)
     assert (len(found.sequences), found.damaged) == (len(reference), [])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.verify.report import SHOWN, Copy, Range, Report, Watermark
+from jetcapture_py.verify.report import SHOWN, Copy, Report, SequenceRange, WatermarkFinding
 from jetcapture_py.verify.scan import Problem
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -44,18 +44,18 @@ COMPLETE = Report(
     bytes=4096,
     quarantined=0,
     older=0,
-    watermark=Watermark(seq=1_234_567, time=NOON, problem=""),
+    watermark=WatermarkFinding(seq=1_234_567, time=NOON, problem=""),
     unchecked=(),
 )
 
 
-def hole(first: int, last: int, messages: int | None = None) -> Range:
+def hole(first: int, last: int, messages: int | None = None) -> SequenceRange:
     first_time, last_time = NOON + timedelta(seconds=first), NOON + timedelta(seconds=last)
     count = last - first + 1 if messages is None else messages
-    return Range(first=first, last=last, messages=count, first_time=first_time, last_time=last_time)
+    return SequenceRange(first=first, last=last, messages=count, first_time=first_time, last_time=last_time)
 
 
-def with_holes(*holes: Range, ranges: int | None = None, **changes: Any) -> Report:
+def with_holes(*holes: SequenceRange, ranges: int | None = None, **changes: Any) -> Report:
     missing = sum(each.messages or 0 for each in holes)
     count = len(holes) if ranges is None else ranges
     return replace(COMPLETE, complete=False, missing=missing, holes=holes, hole_ranges=count, **changes)
@@ -78,7 +78,7 @@ def test_each_fault_is_in_the_first_line() -> None:
     first = lines(with_holes(hole(1, 5), hole(9, 9), damaged=damaged, damaged_objects=2))[0]
     assert first.startswith("NOT complete: 6 messages in 2 holes and 2 damaged objects, of what is stored up to")
     assert lines(replace(COMPLETE, complete=False, proven=False))[0].startswith("NOT proven: 1,234,567 messages up to")
-    promised = replace(COMPLETE, complete=False, watermark=Watermark(seq=9, time=NOON, problem="it lies"))
+    promised = replace(COMPLETE, complete=False, watermark=WatermarkFinding(seq=9, time=NOON, problem="it lies"))
     assert lines(promised)[0].startswith("NOT complete: the watermark promises")
     assert lines(replace(COMPLETE, stored=0, up_to=0, up_to_time=None))[0] == (
         "complete: there is nothing to store up to sequence 0"
@@ -114,7 +114,7 @@ def test_holes_beyond_those_that_are_listed_are_counted() -> None:
 
 
 def test_the_rest_is_told_with_what_it_means() -> None:
-    gap = Range(first=3, last=4, messages=None, first_time=None, last_time=None)
+    gap = SequenceRange(first=3, last=4, messages=None, first_time=None, last_time=None)
     report = replace(
         COMPLETE,
         deep=True,
@@ -171,7 +171,7 @@ def test_copies_and_objects_without_checksums_are_a_line_each_and_examples() -> 
         ({"foreign_files": 1}, 0, 1),
         ({"unsigned_objects": 1}, 0, 1),
         ({"read_twice": 1}, 1, 1),
-        ({"watermark": Watermark(seq=1, time=NOON, problem="it lies")}, 0, 1),
+        ({"watermark": WatermarkFinding(seq=1, time=NOON, problem="it lies")}, 0, 1),
         ({"duplicates": 5, "also_quarantined": 2, "older": 3, "unchecked": ("x",)}, 0, 0),
     ],
 )
@@ -195,7 +195,7 @@ def test_no_text_in_it_reaches_a_terminal_as_it_is() -> None:
         read_twice=1,
         copies=(Copy(seq=1, time=NOON, paths=(HOSTILE, HOSTILE)),),
         unchecked=(HOSTILE,),
-        watermark=Watermark(seq=1, time=NOON, problem=HOSTILE),
+        watermark=WatermarkFinding(seq=1, time=NOON, problem=HOSTILE),
     )
     text, data = report.as_text(), report.as_json()
     assert all(char.isprintable() or char == "\n" for char in text)

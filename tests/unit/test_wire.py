@@ -17,7 +17,7 @@ from nats.protocol.parser import Parser
 from jetcapture_py.jetstream.wire import client
 from jetcapture_py.jetstream.wire.client import Connection, FrameParser, supported
 from jetcapture_py.jetstream.wire.inbox import MESSAGE_OVERHEAD, Inbox, Received
-from jetcapture_py.jetstream.wire.transport import Memory
+from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 from tests.support.nats_server import NatsServer
 
 REGISTERED = (1, 2, 17)
@@ -252,7 +252,7 @@ def test_a_large_payload_is_looked_at_once_when_it_is_whole(sid: int, reply: byt
     looked: list[int] = []
     take = parser._take
 
-    def watched(memory: Memory) -> bytes:
+    def watched(memory: ReceiveBuffer) -> bytes:
         looked.append(memory.stop)
         return take(memory)
 

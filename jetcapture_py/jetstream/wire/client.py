@@ -26,7 +26,7 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 from jetcapture_py.jetstream.permissions import Denials
 from jetcapture_py.jetstream.wire import transport
 from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox, between, text_of
-from jetcapture_py.jetstream.wire.transport import Memory, Transport
+from jetcapture_py.jetstream.wire.transport import ReceiveBuffer, Transport
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.wire")
@@ -139,8 +139,8 @@ def supported() -> bool:
 class FrameParser(Parser):
     """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time.
 
-    What the socket gives lies in a `Memory`, and frames become places in it. Where many of them lie there, their places
-    are found together (`_many`), else one by one (`_few`); both find the same.
+    What the socket gives lies in a `ReceiveBuffer`, and frames become places in it. Where many of them lie there, their
+    places are found together (`_many`), else one by one (`_few`); both find the same.
     """
 
     nc: Connection
@@ -153,13 +153,13 @@ class FrameParser(Parser):
         """Forget what was buffered: the connection it came from is gone."""
         super().reset()
         self._epoch += 1
-        self._memory = Memory()
+        self._memory = ReceiveBuffer()
         self._typical = 0  # bytes of a frame
 
-    async def parse(self, data: bytes | Memory = b"") -> None:
+    async def parse(self, data: bytes | ReceiveBuffer = b"") -> None:
         """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
         self.nc.reads += 1
-        if isinstance(data, Memory):
+        if isinstance(data, ReceiveBuffer):
             self._memory = data
         else:
             self._memory.append(data)
@@ -191,7 +191,7 @@ class FrameParser(Parser):
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
             raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
 
-    def _take(self, memory: Memory) -> bytes:
+    def _take(self, memory: ReceiveBuffer) -> bytes:
         """Take frames up to one that is not ours, which is returned; b"" when there is no further whole one."""
         memory.needed = 0
         while True:
@@ -201,7 +201,7 @@ class FrameParser(Parser):
             if frame or taken < MANY:
                 return frame
 
-    def _few(self, memory: Memory) -> tuple[int, bytes]:
+    def _few(self, memory: ReceiveBuffer) -> tuple[int, bytes]:
         """Take up to `MANY` frames one by one, up to one that is not ours: how many, and that one if it is whole."""
         segment, position, stop = memory.segment, memory.start, memory.stop
         found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
@@ -256,7 +256,7 @@ class FrameParser(Parser):
         inbox = self.nc.inboxes.get(sid)
         return None if inbox is None or b"%d" % sid != text or (bare and inbox.statuses) else sid
 
-    def _many(self, memory: Memory) -> None:
+    def _many(self, memory: ReceiveBuffer) -> None:
         """Take frames, all at once, up to the first that is not whole, not ours, or out of the ordinary.
 
         Wherever a line seems to start a message, it is read as if it did. A message's length leads from its line to
@@ -322,7 +322,7 @@ class FrameParser(Parser):
             rows[:, place] = column[:count]
         self._give(memory, sids[:count], bare[:count], rows)
 
-    def _give(self, memory: Memory, sids: Any, bare: Any, rows: Any) -> None:
+    def _give(self, memory: ReceiveBuffer, sids: Any, bare: Any, rows: Any) -> None:
         """Put messages into their inboxes, up to the first that has none, or is a status."""
         inboxes = list(dict.fromkeys(self.nc.inboxes.values()))
         numbers = np.full(max(self.nc.inboxes, default=0) + 2, -1)  # of the inboxes; behind the last one is none

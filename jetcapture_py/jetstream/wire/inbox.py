@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.jetstream.wire.transport import Memory
+from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 
 MESSAGE_OVERHEAD = 192
 """Bytes that one received message costs beside its content: its control line and its row of places."""
@@ -30,7 +30,7 @@ _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
 
 
 @dataclass(slots=True)
-class Part:
+class Segment:
     """Messages in one piece of memory: the rows of their places there, int32, in pieces, not necessarily in order."""
 
     memory: Any
@@ -91,7 +91,7 @@ class Received:
     The columns are made when they are asked for: header blocks as they came, b"" for none.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Segment] = field(default_factory=list)
     count: int = 0
     size: int = 0
 
@@ -100,7 +100,7 @@ class Received:
         cls, subjects: Sequence[bytes], replies: Sequence[bytes], headers: Sequence[bytes], payloads: Sequence[bytes]
     ) -> Received:
         """These messages."""
-        received, memory = cls(), Memory()
+        received, memory = cls(), ReceiveBuffer()
         for message in zip(subjects, replies, headers, payloads, strict=True):
             received.append(memory, *message)
         return received
@@ -137,11 +137,11 @@ class Received:
         if self.parts and self.parts[-1].memory is memory:
             self.parts[-1].rows.append(rows)
         else:
-            self.parts.append(Part(memory, [rows]))
+            self.parts.append(Segment(memory, [rows]))
         self.count += len(rows)
         self.size += size
 
-    def append(self, memory: Memory, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
+    def append(self, memory: ReceiveBuffer, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
         """Append one message, copying it into `memory`, which never resizes what earlier messages are read from."""
         message = b"".join((subject, reply, headers, payload))
         memory.append(message)
@@ -210,7 +210,7 @@ class Inbox:
         self.statuses = statuses
         self.on_status: Callable[[bytes, bytes], None] = _ignore
         self.rows = Received()
-        self._memory = Memory()
+        self._memory = ReceiveBuffer()
         self.total = self.total_bytes = self.largest = 0
         self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
 

@@ -23,7 +23,7 @@ GATHER = 0.005
 """...so many seconds, because a few bytes cost nearly as much time as many. Answers to acks have to wait with them."""
 
 
-class Memory:
+class ReceiveBuffer:
     """Where the bytes of a connection are put, one behind the other: those from `start` to `stop` are not parsed yet.
 
     What lies there is never moved but for them, at a segment's end, and never changed: others may go on using it.
@@ -70,11 +70,11 @@ else:
 
 
 class _Reader(_Base):
-    """A stream reader whose bytes lie in a `Memory`, which is what `read` gives."""
+    """A stream reader whose bytes lie in a `ReceiveBuffer`, which is what `read` gives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Memory()
+        self.memory = ReceiveBuffer()
         self._fresh = False
 
     def received(self, size: int) -> None:
@@ -130,7 +130,7 @@ class _Protocol(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
 
 class Transport(TcpTransport):
-    """nats-py's, but `read` gives a `Memory` where no TLS is used, and gathers what comes in small pieces."""
+    """nats-py's, but `read` gives a `ReceiveBuffer` where no TLS is used, and gathers what comes in small pieces."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoder
-from jetcapture_py.transform.decode.json_declared import Column, JsonDecoder
+from jetcapture_py.transform.decode.json_declared import JsonColumn, JsonDecoder
 from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
 
@@ -36,7 +36,7 @@ class FormatConfig(Protocol):
         ...
 
     @property
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, JsonColumn]:
         """Declared columns by name; empty: inferred."""
         ...
 

@@ -21,7 +21,7 @@ from jetcapture_py.transform.decode.json_common import Values, assemble, decode_
 from jetcapture_py.transform.decode.json_values import Codec, Reader, codec, reader, struct_type
 
 
-class Column(Protocol):
+class JsonColumn(Protocol):
     """A declared column."""
 
     @property
@@ -91,7 +91,7 @@ class _Output:
 class JsonDecoder:
     """Decodes declared columns; ValueError, one line, when a declaration is wrong."""
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(self, columns: Mapping[str, JsonColumn]) -> None:
         passes: list[_Object] = []
         self._outputs = [_output(name, column, passes) for name, column in columns.items()]
         self._decode = [msgspec.json.Decoder(each.accepts()).decode for each in passes]
@@ -117,7 +117,7 @@ class JsonDecoder:
         return assemble(columns, messages, failures)
 
 
-def _output(name: str, column: Column, passes: list[_Object]) -> _Output:
+def _output(name: str, column: JsonColumn, passes: list[_Object]) -> _Output:
     """The column `name`, found a place in `passes`.
 
     Columns that need one field in two shapes (`customer` as json, and `customer.id`) take a second pass over the

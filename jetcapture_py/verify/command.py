@@ -1,0 +1,44 @@
+"""The `verify` command: prove, with a progress bar, and print the report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, Self
+
+from jetcapture_py.config.model import Config
+from jetcapture_py.verify.proof import verify
+
+
+def run(config: Config, *, deep: bool, as_json: bool, strict: bool) -> int:
+    """Prove, print the report to standard output, and return the exit code."""
+    with _Bar() as bar:
+        report = asyncio.run(verify(config, deep=deep, progress=bar.show))
+    sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
+    return report.exit_code(strict=strict)
+
+
+class _Bar:
+    """A progress bar on standard error, if that is a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Show how much of a stage is done."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage)
+        self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
