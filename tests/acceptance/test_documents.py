@@ -26,7 +26,7 @@ from tests.support.streams import read_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYTHON = {"docs/archive-format.md": 1, "docs/recipes.md": 5, "docs/spark.md": 2, "docs/tutorial.md": 2}
+PYTHON = {"docs/archive-format.md": 1, "docs/recipes.md": 5, "docs/spark.md": 3, "docs/tutorial.md": 2}
 """Blocks of Python by page; a test below, or in test_tutorial.py, runs each of them."""
 OTHERS = {".", "chromium", "docker", "find", "kubectl", "nats-server", "python", "python3"}
 """Programs of others that commands may call."""
@@ -111,6 +111,7 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
     asyncio.run(create())
     snippet = python("docs/spark.md", 1).replace(SERVER, server.url)
     names: dict[str, Any] = {"spark": spark}
+    exec(python("docs/spark.md", 2), names)
     exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
     try:
         assert names["live"].count() == 30

@@ -19,13 +19,12 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
 from jetcapture_py.config import model
 from jetcapture_py.monitoring.metrics import SEALED_BY
-from jetcapture_py.verify.report import Range, Watermark
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
 from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
 from tests.support.running import settings
 from tests.unit.test_encode import BLOCK, ENCODER, batch, metadata, write
-from tests.unit.test_verify_report import COMPLETE, with_holes
+from tests.unit.test_verify_report import COMPLETE, hole, with_holes
 
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
@@ -149,17 +148,15 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
     (sample,) = blocks("docs/operation.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
+    assert COMPLETE.watermark is not None
+    problem = "it says that everything up to 12000 is stored, but 4101 is not"
     report = with_holes(
-        Range(first=4101, last=4200, messages=100, first_time=first, last_time=last),
+        replace(hole(4101, 4200), first_time=first, last_time=last),
         up_to=12_000,
         up_to_time=moment("12:00:00.123456"),
         objects=119,
         bytes=431_522,
-        watermark=Watermark(
-            seq=12_000,
-            time=COMPLETE.up_to_time,
-            problem="it says that everything up to 12000 is stored, but 4101 is not",
-        ),
+        watermark=replace(COMPLETE.watermark, seq=12_000, problem=problem),
     )
     assert sample.text == f"$ jetcapture verify config.yaml\n{report.as_text()}\n"
 
