@@ -41,13 +41,9 @@ def _settings(
     node: Mapping[str, Any], definitions: Mapping[str, Any], path: str = "", section: str = ""
 ) -> Iterator[tuple[str, str, Mapping[str, Any], bool]]:
     """Yield the path, the section, the schema and whether it is required, for each setting."""
-    nested, plain = [], []
-    for name, setting in node["properties"].items():
-        target = _section(setting, definitions)
-        (plain if target is None else nested).append((name, setting, target))
-    if not path:
-        nested, plain = [*nested, *plain], []
-    for name, setting, target in [*plain, *nested]:
+    found = [(name, setting, _section(setting, definitions)) for name, setting in node["properties"].items()]
+    sections_first = not path
+    for name, setting, target in sorted(found, key=lambda each: (each[2] is None) is sections_first):
         if target is None or section:
             yield f"{path}{name}", section, setting, name in node.get("required", ())
         if target is not None:
