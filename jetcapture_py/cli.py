@@ -142,9 +142,7 @@ def demo(
     messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
 ) -> None:
     """Start a NATS server, publish orders, capture, query and replay them, and show each step."""
-    from jetcapture_py import demo as demonstration
-
-    raise typer.Exit(demonstration.run(directory, messages))
+    raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages))
 
 
 spark = typer.Typer(

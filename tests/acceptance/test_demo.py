@@ -157,37 +157,35 @@ def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
 
 
 AT_A_SPAWN = """
-import os, signal, subprocess, sys, time
-from jetcapture_py.cli import main
+import os, signal, subprocess, time
 
 class Popen(subprocess.Popen):
     def __init__(self, command, **options):
         super().__init__(command, **options)
         if "--until-caught-up" in command:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getppid(), signal.SIGTERM)
             time.sleep(0.3)
 
 subprocess.Popen = Popen
-main()
 """
-"""The demonstration, with a signal that arrives before the caller of `Popen` knows of the process."""
+"""Sends a signal before the caller of `Popen` knows of the process; for `sitecustomize`."""
 
 
 def interrupted(
-    directory: Path, marker: str, delay: float, number: int = signal.SIGTERM, words: list[str] | None = None
+    directory: Path, marker: str, delay: float, number: int = signal.SIGTERM, site: Path | None = None
 ) -> None:
-    """Send the signal so long after the marker was printed (at once if the demonstration does that itself)."""
+    """Send the signal so long after the marker was printed; what is in `site` sends it itself."""
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        words or command(directory),
+        command(directory),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, MARK: mark},
+        env={**os.environ, MARK: mark, **({"PYTHONPATH": str(site)} if site else {})},
     ) as process:
         assert process.stdout is not None
         before = "".join(until(process.stdout, marker))
-        if not words:
+        if site is None:
             time.sleep(delay)
             process.send_signal(number)
         began = time.monotonic()
@@ -210,8 +208,20 @@ def until(lines: Iterable[str], marker: str) -> Iterator[str]:
 
 
 def test_a_signal_while_a_replica_is_started_leaves_no_process(tmp_path: Path) -> None:
-    directory = tmp_path / "demo"
-    interrupted(directory, "2.", 0, words=[sys.executable, "-c", AT_A_SPAWN, *arguments(directory)])
+    (tmp_path / "sitecustomize.py").write_text(AT_A_SPAWN)
+    interrupted(tmp_path / "demo", "2.", 0, site=tmp_path)
+
+
+def test_a_demonstration_whose_command_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        command(tmp_path / "demo"), stdout=subprocess.PIPE, text=True, env={**os.environ, MARK: mark}
+    ) as process:
+        assert process.stdout is not None
+        before = "".join(until(process.stdout, "2."))
+        process.kill()
+    assert left_over(mark) == []
+    assert not accepts(server_port(before))
 
 
 def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
