@@ -17,7 +17,7 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-lowest lint bench chaos clean java
+.PHONY: help demo test test-lowest lint bench chaos clean docs java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
@@ -26,6 +26,7 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
+	@echo 'make docs    write the tables of docs/configuration.md from the model'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
 demo: $(FOR_DEMO) java
@@ -56,6 +57,9 @@ bench: $(FOR_DEV)
 
 chaos: $(FOR_DEV) java
 	@$(RUN) tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+docs: $(FOR_DEV)
+	@$(VENV)/bin/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log

@@ -1,7 +1,7 @@
 """Log lines: a stable event name and fields, one line each, as text for people or JSON for machines.
 
-    2026-01-31T12:00:00.123Z INFO block.stored key=eu rows=5000
-    {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "block.stored", "key": "eu", "rows": 5000}
+    2026-01-31T12:00:00.123Z INFO blocks.stored blocks=1 rows=5000
+    {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "blocks.stored", "blocks": 1, "rows": 5000}
 
 No value can begin a line of its own or move a terminal's cursor: what is not printable is escaped. Exceptions are one
 line without a traceback. Lines of libraries come through as the event `library.log` from warnings on, and Python's
@@ -55,7 +55,7 @@ def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noq
 
 
 def event(logger: logging.Logger, level: int, name: str, /, **fields: object) -> None:
-    """Log the event `name`, such as "block.stored". Fields that are exceptions become one line."""
+    """Log the event `name`, such as "blocks.stored". Fields that are exceptions become one line."""
     logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
 
 

@@ -56,7 +56,7 @@ def read_archive(
 
     `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
     which objects are opened at all: a datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by
-    default in UTC. An archive with another `block.time` has buckets in that time: filter it with SQL.
+    default in UTC.
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 

@@ -182,6 +182,24 @@ def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] 
     )
 
 
+def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
+    """What `query` needs to be told besides the SQL."""
+    archive_arguments(parser, arguments)
+    parser.add_argument(
+        "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
+    )
+
+
+def survey_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether rows are looked at before they are published: `survey`."""
+    parser.add_argument(
+        "--no-survey",
+        dest="survey",
+        action="store_false",
+        help="publish at once, and fail at a row without a usable subject, rather than read all rows before",
+    )
+
+
 def part_arguments(parser: argparse.ArgumentParser) -> None:
     """Which part of an archive a job is for: `start`, `end` and `keys`."""
     when = "RFC 3339, by default UTC, or today or yesterday, when it began"

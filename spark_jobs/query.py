@@ -33,7 +33,7 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import escaped
 from spark_jobs.archive import archive_view
-from spark_jobs.job import archive_arguments, guarded, session
+from spark_jobs.job import guarded, query_arguments, session, survey_argument
 from spark_jobs.publishing.login import login, login_arguments
 from spark_jobs.reading.place import Place, in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
@@ -87,24 +87,6 @@ def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) 
     with told("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats, origin=origin, survey=chosen.survey)
     sys.stdout.write(f"published {done.published} messages\n")
-
-
-def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
-    """What `query` needs to be told besides the SQL."""
-    archive_arguments(parser, arguments)
-    parser.add_argument(
-        "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
-    )
-
-
-def survey_argument(parser: argparse.ArgumentParser) -> None:
-    """Whether rows are looked at before they are published: `survey`."""
-    parser.add_argument(
-        "--no-survey",
-        dest="survey",
-        action="store_false",
-        help="publish at once, and fail at a row without a usable subject, rather than read all rows before",
-    )
 
 
 def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:

@@ -1,6 +1,6 @@
 """jetcapture beside others: the same stored messages, the same work, alternating, in one run.
 
-    python -m benchmarks.compare                       the standard run: what the README shows
+    python -m benchmarks.compare                       the standard run: what docs/benchmarks.md shows
     python -m benchmarks.compare --sizes 100 1000 --keys 4 1000 --runners limit jetcapture-json
 
 Each runner is a process of its own with a fresh durable consumer: it receives, decodes, splits by a field, encodes,
@@ -37,7 +37,7 @@ from benchmarks.compare.storage import Storage
 from tests.support.nats_server import NatsServer
 
 RESULTS = Path(__file__).parents[1] / "results"
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- comparison: `make bench ARGS=--publish` writes this -->", "<!-- end of the comparison -->"
 OURS = ["jetcapture-raw", "jetcapture-json"]
 MANY = 100_000
@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
     parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
     parser.add_argument("--output", type=Path, help="a directory for table, chart and all figures")
-    parser.add_argument("--publish", action="store_true", help="write them to benchmarks/results, and into the README")
+    parser.add_argument("--publish", action="store_true", help="write them to benchmarks/results and the page")
     parser.add_argument("--jet-capture-source", type=Path, help="a checkout, where Go's module proxy does not have it")
     return parser.parse_args()
 
@@ -182,7 +182,7 @@ def picture(found: Results, head: str) -> str:
 
 
 def save(found: Results, options: argparse.Namespace, output: Path) -> str:
-    """Write table, chart, and every run's figures; what the README shows of them."""
+    """Write table, chart, and every run's figures; what docs/benchmarks.md shows of them."""
     names = {name for _, name in found.runs}
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     rounds = f"{options.rounds} rounds"
@@ -200,13 +200,13 @@ def save(found: Results, options: argparse.Namespace, output: Path) -> str:
     print(f"Written: {output}/comparison.md, .svg, .json")
     scenario = found.scenarios[0]
     return (
-        f"![The same as the table](benchmarks/results/comparison.svg)\n\n{head}\n\n{scenario}:\n\n"
+        f"![The same as the table](../benchmarks/results/comparison.svg)\n\n{head}\n\n{scenario}:\n\n"
         f"{results.table(found, scenario)}\n{claims.table(claims.claims(found))}"
     )
 
 
 def published(text: str, part: str) -> str:
-    """The README with `part` between its marks."""
+    """The page with `part` between its marks."""
     before, rest = text.split(BEGIN, 1)
     _, after = rest.split(END, 1)
     return f"{before}{BEGIN}\n{part}{END}{after}"
@@ -226,7 +226,7 @@ def main() -> int:
     if options.output:
         save(found, options, options.output)
     if options.publish:
-        README.write_text(published(README.read_text(), save(found, options, RESULTS)))
+        PAGE.write_text(published(PAGE.read_text(), save(found, options, RESULTS)))
     return int(any(reason.startswith("failed") for reason in found.missing.values()))
 
 

@@ -51,15 +51,15 @@ class TlsConfig(Section):
     """How the connection to NATS is encrypted."""
 
     ca: types.FilePath | None = Field(
-        default=None, description="PEM file with the authorities to trust, not the system's."
+        default=None, description="PEM file with the certificate authorities to trust instead of the system's."
     )
-    cert: types.FilePath | None = Field(
-        default=None, description="PEM file with the client's certificate; needs `key`."
-    )
+    cert: types.FilePath | None = Field(default=None, description="PEM file with the client certificate; needs `key`.")
     key: types.FilePath | None = Field(
         default=None, description="PEM file with the client's private key; needs `cert`."
     )
-    handshake_first: bool = Field(default=False, description="Start TLS before the server says anything.")
+    handshake_first: bool = Field(
+        default=False, description="Start the TLS handshake before the server sends its INFO line."
+    )
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -73,21 +73,24 @@ class NatsConfig(Section):
     """The NATS servers, and how to log in to them: with at most one of user and password, token, creds, nkey_seed."""
 
     servers: types.Servers = Field(
-        default=("nats://127.0.0.1:4222",), description="Addresses of the cluster: nats://, tls://, ws:// or wss://."
+        default=("nats://127.0.0.1:4222",), description="Addresses of one cluster: nats://, tls://, ws:// or wss://."
     )
-    user: str | None = Field(default=None, min_length=1, description="User name; needs a password.")
+    user: str | None = Field(default=None, min_length=1, description="User name; needs `password` or `password_file`.")
     password: types.Secret | None = Field(default=None, description="Password of `user`.")
     password_file: types.FilePath | None = Field(default=None, description="File that holds the password.")
     token: types.Secret | None = Field(default=None, description="Token to log in with.")
     token_file: types.FilePath | None = Field(default=None, description="File that holds the token.")
     creds: types.FilePath | None = Field(default=None, description="Credentials file with a user's JWT and seed.")
-    nkey_seed: types.Secret | None = Field(default=None, description="NKey seed to log in with; the seed itself.")
+    nkey_seed: types.Secret | None = Field(default=None, description="NKey seed to log in with (the seed itself).")
     nkey_seed_file: types.FilePath | None = Field(default=None, description="File that holds the NKey seed.")
     tls: TlsConfig | None = Field(
-        default=None, description="Encryption; with this section, even empty, it is required."
+        default=None,
+        description="TLS settings. With this section, even an empty one, unencrypted connections are refused.",
     )
     domain: types.Subject | None = Field(default=None, description="JetStream domain.")
-    inbox_prefix: types.Subject = Field(default="_INBOX", description="Subject under which replies are received.")
+    inbox_prefix: types.Subject = Field(
+        default="_INBOX", description="Prefix of the subjects that replies are received on."
+    )
 
     @model_validator(mode="after")
     def _one_login(self) -> Self:
@@ -115,26 +118,34 @@ class SourceConfig(Section):
     """The JetStream consumer that messages come from."""
 
     stream: types.StreamName = Field(description="Stream to capture.")
-    consumer: types.Name = Field(description="Durable pull consumer, shared by every replica.")
+    consumer: types.Name = Field(description="Durable pull consumer, shared by all replicas.")
     create: bool = Field(
-        default=True, description="Create the consumer when it is missing; false: bind to what is there."
+        default=True,
+        description="Create the consumer if it is missing; an existing one is used as it is.",
     )
-    filter_subjects: tuple[types.FilterSubject, ...] = Field(default=(), description="Subjects to capture; empty: all.")
+    filter_subjects: tuple[types.FilterSubject, ...] = Field(
+        default=(), description="Subjects to capture; empty means all."
+    )
     deliver_policy: Literal["all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"] = Field(
         default="all", description="Where a new consumer starts."
     )
-    start_sequence: types.Count | None = Field(default=None, description="First sequence, with by_start_sequence.")
-    start_time: types.StartTime | None = Field(default=None, description="First time, RFC 3339, with by_start_time.")
+    start_sequence: types.Count | None = Field(
+        default=None, description="First sequence; only with `by_start_sequence`."
+    )
+    start_time: types.StartTime | None = Field(
+        default=None, description="First time, RFC 3339; only with `by_start_time`."
+    )
     replay_policy: Literal["instant", "original"] = Field(
-        default="instant", description="How fast old messages are delivered."
+        default="instant", description="How fast stored messages are delivered: at once, or at the pace they arrived."
     )
-    ack_wait: types.DurationOfSeconds = _human("2m", "How long the server waits for a sign of life of a message.")
+    ack_wait: types.DurationOfSeconds = _human(
+        "2m",
+        "How long the server waits before it redelivers a message. It may be shorter than a block's age.",
+    )
     max_ack_pending: types.Count = Field(
-        default=50_000, description="Most messages delivered, but not acknowledged yet."
+        default=50_000, description="Most messages delivered and not yet acknowledged, over all replicas."
     )
-    allow_many_unacked: bool = Field(
-        default=False, description=f"Allow more than {TOO_MANY_UNACKED} for max_ack_pending."
-    )
+    allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
     batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
 
     @model_validator(mode="after")
@@ -160,10 +171,10 @@ class Column(Section):
 
     type: types.TypeText = Field(description="Arrow type, such as int64, timestamp or list<string>.")
     path: str | None = Field(
-        default=None, min_length=1, description="Where the value is in the message; default: the name."
+        default=None, min_length=1, description="Path of the value in the message; default: the column's name."
     )
     unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="Unit of a time that is given as a number."
+        default=None, description="Unit of a timestamp that is sent as a number."
     )
 
 
@@ -180,13 +191,14 @@ class DecodeConfig(Section):
 
     format: types.DecodeFormat = Field(
         default="raw",
-        description="raw: envelope and payload only; json: columns, too; package.module:object: a decoder of your own.",
+        description="`raw` (envelope and payload), `json` (columns as well), or a decoder: `package.module:object`.",
     )
     columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
-        default_factory=dict, description="Columns by name: a type, or a mapping with type and path; empty: inferred."
+        default_factory=dict,
+        description="Columns by name: a type, or a mapping with `type`, `path` and `unit`; empty means inferred.",
     )
     keep_payload: bool = Field(
-        default=True, description="Keep the raw bytes of every message, which makes it lossless."
+        default=True, description="Store the raw bytes of every message, which makes the archive lossless."
     )
 
     @model_validator(mode="after")
@@ -201,55 +213,60 @@ class DecodeConfig(Section):
 class BlockConfig(Section):
     """When a block ends, and what its object looks like."""
 
-    interval: types.Interval = _human("15m", "Event time that one block covers; divides a day evenly.")
+    interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
-        description="Wall clock time after which a block is stored; default: the interval.",
+        description="Wall-clock time since a block's first message after which it is stored; default: the interval.",
     )
     max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
-    max_messages: types.Count = Field(default=1_000_000, description="Messages at which a block is stored.")
+    max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
     format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
     compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
-        default="zstd", description="Compression inside the objects."
+        default="zstd", description="Compression of the columns."
     )
 
 
 class StoreConfig(Section):
-    """Where objects are kept."""
+    """Where objects are stored."""
 
     url: types.StoreUrl = Field(
-        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain {key}."
+        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
     )
     options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Handed to fsspec as they are; never shown."
+        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never shown."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
-    retry_for: types.RetryFor = _human("forever", "How long a failing store is retried before the process gives up.")
+    retry_for: types.RetryFor = _human(
+        "forever", "How long a failing store is retried before the process exits with an error."
+    )
 
 
 class LimitsConfig(Section):
-    """What the process may use."""
+    """Limits of the process."""
 
     memory: types.Memory = _human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
-    open_blocks: types.Count = Field(default=1_000, description="Blocks open at the same time.")
+    open_blocks: types.Count = Field(
+        default=1_000, description="Blocks open at the same time; above this the largest are sealed."
+    )
 
 
 class HttpConfig(Section):
     """What can be asked of the running process."""
 
     listen: types.Listen = Field(
-        default="127.0.0.1:8080", description="Where /metrics, /livez, /readyz and the status page are served."
+        default="127.0.0.1:8080",
+        description="Address and port of /metrics, /livez, /readyz and the status page; `:8080`: all addresses.",
     )
 
 
 class LogConfig(Section):
-    """What is logged."""
+    """Logging."""
 
     format: Literal["auto", "text", "json"] = Field(
-        default="auto", description="auto: text on a terminal, JSON elsewhere."
+        default="auto", description="`auto` is text on a terminal and JSON elsewhere."
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least level that is logged."
+        default="info", description="Lowest level that is logged."
     )
 
 
@@ -263,13 +280,16 @@ class Config(Section):
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
         default="{subject}",
-        description='Destination: "{subject[1]}", "{header.X-Tenant}", "{region}", package.module:function; "": one.',
+        description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key, or your own '
+        "function: `package.module:function`.",
     )
-    block: BlockConfig = Field(default_factory=BlockConfig, description="When a block ends.")
-    store: StoreConfig = Field(description="Where objects are kept.")
-    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="What the process may use.")
-    http: HttpConfig | None = Field(default_factory=HttpConfig, description="What can be asked of it; null: nothing.")
-    log: LogConfig = Field(default_factory=LogConfig, description="What is logged.")
+    block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
+    store: StoreConfig = Field(description="Where objects are stored.")
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the process.")
+    http: HttpConfig | None = Field(
+        default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
+    )
+    log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
     drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge what is held when the process stops.")
 
     def warnings(self) -> tuple[str, ...]:

@@ -13,10 +13,9 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.units import parse_duration, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
-from spark_jobs.job import reading
+from spark_jobs.job import query_arguments, reading, survey_argument
 from spark_jobs.publishing.login import login_arguments
 from spark_jobs.publishing.subjects import check_pattern, matching
-from spark_jobs.query import query_arguments, survey_argument
 from spark_jobs.replaying.task import Pace
 
 N = TypeVar("N", int, float)

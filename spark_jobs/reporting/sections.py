@@ -181,7 +181,7 @@ def _late(facts: Facts) -> Html:
     total = facts.messages(facts.objects)
     return tag(
         "p",
-        "Buckets follow a time in the messages here (block.time), and not when the stream had them. ",
+        "Some buckets are not those of the time at which the stream stored the messages. ",
         f"{plural(late, 'message')} ({share(late, total)}) reached the stream after the bucket's end: half of them "
         f"within {duration(facts.delivery.median)}, 95 % within {duration(facts.delivery.most)}, all within "
         f"{duration(facts.delivery.worst)} of it. "

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,11 +27,11 @@ from nats.js.errors import NotFoundError
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.cli import JOBS
 from jetcapture_py.config import model
 from jetcapture_py.config.units import parse_size
 from jetcapture_py.monitoring.http import PATIENCE
 from jetcapture_py.monitoring.metrics import Metrics
+from tests.support.commands import check_job
 from tests.support.nats_server import NatsServer
 from tests.support.running import consumer, publish, rows, settings, until
 
@@ -217,15 +216,6 @@ CAPTURES = ["cronjob.yaml", "deployment.yaml"]
 SCHEDULED = [name for name in WORKLOADS if name not in CAPTURES]
 
 
-def checked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the job's own parser read its arguments, and go no further."""
-    assert words[:1] == ["spark"]
-    module = import_module(f"spark_jobs.{words[1]}")
-    monkeypatch.setattr(module, "guarded", lambda _name, _job: 0)
-    assert words[1] in JOBS
-    assert module.main(words[2:]) == 0
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_finds_its_valid_configuration(name: str) -> None:
     files, pod = workload(name)
@@ -258,7 +248,7 @@ def test_a_scheduled_pod_runs_a_job_with_arguments_that_it_understands(
     for each in container["env"]:
         monkeypatch.setenv(each["name"], each["value"])
     (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
-    checked([word.replace(mounted, str(tmp_path)) for word in container["args"]], monkeypatch)
+    check_job([word.replace(mounted, str(tmp_path)) for word in container["args"]], monkeypatch)
     # the image has no packages for Spark's own reader
     assert container["args"][1] in ("compact", "report") or "--engine=arrow" in container["args"]
 
@@ -278,7 +268,7 @@ def test_the_crontab_runs_jobs_with_arguments_that_they_understand(
         assert "%" not in command  # cron would take it for the end of the line
         words = shlex.split(command.replace("$CONFIG", str(path)))
         assert words[0] == "$JETCAPTURE"
-        checked(words[1:], monkeypatch)
+        check_job(words[1:], monkeypatch)
 
 
 def test_an_image_has_the_extras_that_there_are_and_every_pod_uses_one() -> None:

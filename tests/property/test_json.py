@@ -1,4 +1,4 @@
-"""JSON with declared columns: each message gives what the README says of it alone, whatever its neighbours are."""
+"""JSON with declared columns: each message gives what docs/formats.md says of it alone, whatever its neighbours are."""
 
 from __future__ import annotations
 

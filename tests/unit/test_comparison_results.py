@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.compare import claims, results
-from benchmarks.compare.__main__ import README, published
+from benchmarks.compare.__main__ import PAGE, published
 from benchmarks.compare.chart import Panel, chart
 from benchmarks.compare.measure import Measured
 from benchmarks.compare.orders import Scenario, fitting, orders
@@ -94,8 +94,8 @@ def test_messages_have_about_the_size_asked_for_and_all_keys(size: int) -> None:
     assert parts == list(orders(scenario))
 
 
-def test_publishing_replaces_what_stands_between_the_marks_of_the_readme() -> None:
-    text = README.read_text()
+def test_publishing_replaces_what_stands_between_the_marks_of_the_page() -> None:
+    text = PAGE.read_text()
     once = published(text, "one\n")
     assert "-->\none\n<!-- end" in once
     assert published(once, "two\n") == published(text, "two\n")

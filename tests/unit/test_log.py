@@ -39,14 +39,14 @@ def logging_as_before() -> Iterator[None]:
 def text_line(**fields: object) -> str:
     stream = io.StringIO()
     log.setup("text", "debug", stream)
-    log.event(LOGGER, logging.INFO, "block.stored", **fields)
+    log.event(LOGGER, logging.INFO, "blocks.stored", **fields)
     return stream.getvalue()
 
 
 def json_line(**fields: object) -> dict[str, object]:
     stream = io.StringIO()
     log.setup("json", "debug", stream)
-    log.event(LOGGER, logging.INFO, "block.stored", **fields)
+    log.event(LOGGER, logging.INFO, "blocks.stored", **fields)
     assert stream.getvalue().count("\n") == 1
     line: dict[str, object] = json.loads(stream.getvalue())
     return line
@@ -55,7 +55,7 @@ def json_line(**fields: object) -> dict[str, object]:
 def test_text_is_time_level_event_and_fields() -> None:
     line = text_line(key="eu", rows=5, late=True, reason=None, took=0.25)
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO block\.stored "
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO blocks\.stored "
         r"key=eu rows=5 late=true reason=null took=0\.25\n",
         line,
     )
@@ -64,7 +64,7 @@ def test_text_is_time_level_event_and_fields() -> None:
 def test_json_is_one_object_with_time_level_event_and_fields() -> None:
     line = json_line(key="eu", rows=5, tags=["a", 1])
     assert datetime.fromisoformat(str(line.pop("ts"))).tzinfo is not None
-    assert line == {"level": "info", "event": "block.stored", "key": "eu", "rows": 5, "tags": ["a", 1]}
+    assert line == {"level": "info", "event": "blocks.stored", "key": "eu", "rows": 5, "tags": ["a", 1]}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_no_value_and_no_field_name_can_begin_a_line(value: str, name: str) -> N
 
 def test_a_field_cannot_replace_the_event_or_its_level() -> None:
     line = json_line(level="x", event="y", ts="z", name="n", logger="l")
-    assert line["event"] == "block.stored"
+    assert line["event"] == "blocks.stored"
     assert line["level"] == "info"
     assert (line["level_"], line["event_"], line["ts_"]) == ("x", "y", "z")
     assert (line["name"], line["logger"]) == ("n", "l")
@@ -121,14 +121,14 @@ def test_values_that_json_does_not_know_are_text() -> None:
 def test_auto_is_text_on_a_terminal_and_json_elsewhere() -> None:
     for stream, is_json in ((Terminal(), False), (io.StringIO(), True)):
         log.setup("auto", "info", stream)
-        log.event(LOGGER, logging.INFO, "block.stored")
+        log.event(LOGGER, logging.INFO, "blocks.stored")
         assert stream.getvalue().startswith("{") is is_json
 
 
 def test_events_below_the_level_are_left_out() -> None:
     stream = io.StringIO()
     log.setup("json", "warning", stream)
-    log.event(LOGGER, logging.INFO, "block.stored")
+    log.event(LOGGER, logging.INFO, "blocks.stored")
     log.event(LOGGER, logging.WARNING, "store.failed")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["store.failed"]
 
@@ -139,7 +139,7 @@ def test_setting_up_again_replaces_our_handler_and_keeps_the_others() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.setup("json", "info", first)
     log.setup("json", "info", second)
-    log.event(LOGGER, logging.INFO, "block.stored")
+    log.event(LOGGER, logging.INFO, "blocks.stored")
     assert not first.getvalue()
     assert second.getvalue().count("\n") == 1
     assert other in logging.getLogger().handlers
@@ -175,6 +175,6 @@ def test_unknown_formats_and_levels_are_refused() -> None:
 
 def test_events_reach_pytest_and_other_handlers_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "jetcapture"):
-        log.event(LOGGER, logging.INFO, "block.stored", rows=5)
-    assert caplog.messages == ["block.stored"]
+        log.event(LOGGER, logging.INFO, "blocks.stored", rows=5)
+    assert caplog.messages == ["blocks.stored"]
     assert getattr(caplog.records[0], log.FIELDS) == {"rows": 5}

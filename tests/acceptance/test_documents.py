@@ -1,0 +1,243 @@
+"""The code in the documents does what they say, as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+import yaml
+
+from tests.support.commands import check_jetcapture
+from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
+from tests.support.nats_server import NatsServer
+from tests.support.running import Command, capture_all, config, connection, publish, rows, settings
+from tests.support.streams import read_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYTHON = {"docs/archive-format.md": 1, "docs/recipes.md": 5, "docs/spark.md": 3, "docs/tutorial.md": 2}
+"""Blocks of Python by page; a test below, or in test_tutorial.py, runs each of them."""
+OTHERS = {".", "chromium", "docker", "find", "kubectl", "nats-server", "python", "python3"}
+"""Programs of others that commands may call."""
+
+
+@pytest.fixture
+def server(nats_server: Callable[..., NatsServer]) -> NatsServer:
+    """A server with a stream of 30 messages, 10 of them under orders.eu.new."""
+    server = nats_server()
+    messages = [(f"orders.{('eu', 'us', 'asia')[index % 3]}.new", b"%d" % index, None) for index in range(30)]
+    asyncio.run(publish(server.url, messages))
+    return server
+
+
+@pytest.fixture
+def archive(server: NatsServer, tmp_path: Path) -> Path:
+    """Its archive, with the keys eu, us and asia."""
+    asyncio.run(capture_all(config(server.url, tmp_path / "archive", key="{subject[1]}")))
+    return tmp_path / "archive"
+
+
+def run(path: Path, *arguments: object, cwd: Path) -> str:
+    """Run a program; what it prints."""
+    words = [sys.executable, str(path), *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(page: str, index: int, archive: Path | None = None) -> str:
+    """A block of Python, with the archive where it is here."""
+    text = blocks(page, "python")[index].text
+    return text if archive is None else text.replace(ARCHIVE, str(archive))
+
+
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    assert {page: count for page in PAGES if (count := len(blocks(page, "python")))} == PYTHON
+
+
+@pytest.mark.parametrize("block", [block for block in every("sql") if block.text.startswith("-- DuckDB\n")], ids=str)
+def test_duckdb_counts_the_messages_of_each_key(block: Block, archive: Path) -> None:
+    assert ARCHIVE in block.text
+    found = duckdb.sql(block.text.replace(ARCHIVE, str(archive))).fetchall()
+    assert sorted(found) == [("asia", 10), ("eu", 10), ("us", 10)]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "block", [block for block in every("sql") if not block.text.startswith("-- DuckDB\n")], ids=str
+)
+def test_spark_understands_its_sql(block: Block, server: NatsServer, spark: SparkSession) -> None:
+    assert block.text.startswith("-- Spark\n")
+    spark.sql("SELECT 'decode' AS stage, 'no JSON' AS error").createOrReplaceTempView("quarantine")
+    try:
+        statements = [text for text in block.text.replace(SERVER, server.url).split(";") if text.strip()]
+        results = [spark.sql(statement).collect() for statement in statements]
+        assert results[-1] in ([("decode", "no JSON", 1)], [(30,)])
+    finally:
+        for view in ("quarantine", "live"):
+            spark.catalog.dropTempView(view)
+
+
+@pytest.mark.spark
+def test_the_page_on_spark_reads_the_archive(
+    archive: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("spark_jobs.job.session", lambda _: spark)
+    names: dict[str, Any] = {}
+    exec(python("docs/spark.md", 0, archive), names)
+    assert names["orders"].count() == 10
+    assert re.search(r"\|\s*asia\|\s*10\|", capsys.readouterr().out)
+
+
+@pytest.mark.spark
+def test_the_page_on_spark_reads_and_writes_a_stream_live(
+    server: NatsServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def create() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().add_stream(name="COPY", subjects=["copy.>"])
+
+    asyncio.run(create())
+    snippet = python("docs/spark.md", 1).replace(SERVER, server.url)
+    names: dict[str, Any] = {"spark": spark}
+    exec(python("docs/spark.md", 2), names)
+    exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
+    try:
+        assert names["live"].count() == 30
+        names["query"].processAllAvailable()
+    finally:
+        names["query"].stop()
+    copied = asyncio.run(read_stream(server.url, "COPY"))
+    assert sorted(message.payload for message in copied) == sorted(b"%d" % index for index in range(0, 30, 3))
+    assert {message.subject for message in copied} == {"copy.orders.eu.new"}
+
+
+def test_the_recipes_read_the_archive_with_other_engines(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(python("docs/recipes.md", 0, archive), {})
+    polars = capsys.readouterr().out
+    assert all(re.search(rf"{key}\s*┆ 10 ", polars) for key in ("asia", "eu", "us"))
+    exec(python("docs/recipes.md", 1, archive), {})
+    assert capsys.readouterr().out == "10\n"
+
+
+@pytest.mark.spark
+def test_the_recipes_read_the_archive_with_plain_spark(
+    archive: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        exec(python("docs/recipes.md", 2, archive), {"spark": spark})
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionColumnTypeInference.enabled")
+    assert re.search(r"\|\s*asia\|\s*10\|", capsys.readouterr().out)
+
+
+def test_the_recipe_of_a_decoder_decodes_and_quarantines(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    sent = [("readings.hall.1", b"21.5;68", None), ("readings.roof.1", b"-3;90", None), ("readings.hall.1", b"?", None)]
+    asyncio.run(publish(server.url, sent, subjects=("readings.>",)))
+    (tmp_path / "readings.py").write_text(python("docs/recipes.md", 3))
+    (chosen,) = [block for block in blocks("docs/recipes.md", "yaml") if "readings:" in block.text]
+    found = settings(server.url, archive, **yaml.safe_load(chosen.text))
+    with Command(tmp_path, found, environment={"PYTHONPATH": str(tmp_path)}).start("--until-caught-up") as command:
+        assert command.wait() == 0, command.log
+    assert [(row["key"], row["temperature"], row["humidity"]) for row in rows(archive)] == [
+        ("hall", 21.5, 68.0),
+        ("roof", -3.0, 90.0),
+    ]
+    assert len(rows(archive, quarantine=True)) == 1
+
+
+def test_the_recipe_of_a_program_captures(server: NatsServer, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(python("docs/recipes.md", 4))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings(server.url, tmp_path / "archive")))
+    printed = run(tmp_path / "program.py", tmp_path / "config.yaml", cwd=tmp_path)
+    assert sum(int(line.split()[0]) for line in printed.splitlines()) == len(rows(tmp_path / "archive")) == 30
+
+
+def test_the_reader_of_the_archives_format_counts_messages_once_and_finds_damage(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "reader.py").write_text(python("docs/archive-format.md", 0))
+    assert run(tmp_path / "reader.py", archive, "ORDERS", cwd=tmp_path) == "30\n"
+    first, *_ = sorted(archive.glob("ORDERS/**/*.parquet"))
+    data = bytearray(first.read_bytes())
+    data[10] ^= 1
+    first.write_bytes(data)
+    words = [sys.executable, str(tmp_path / "reader.py"), str(archive), "ORDERS"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert "the object is damaged" in done.stderr
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    """A configuration for commands that only read it."""
+    path = tmp_path / "config.yaml"
+    path.write_text(blocks("README.md", "yaml")[0].text)
+    return path
+
+
+@pytest.mark.parametrize("block", [*every("sh"), *every("console"), *every("crontab")], ids=str)
+def test_every_command_has_arguments_that_it_understands(
+    block: Block, configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = commands(block)
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    if block.language == "crontab":
+        lines = [line.split(maxsplit=5)[5] for line in lines]
+    assert lines
+    for line in lines:
+        words = [str(configuration) if word.endswith("config.yaml") else word for word in shlex.split(line)]
+        program = words[0].rpartition("/")[2]
+        if program == "jetcapture":
+            check_jetcapture(words[1:], monkeypatch)
+        elif program == "make":
+            assert re.search(rf"^{words[1]}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+        elif program == "pip":
+            extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert set(re.findall(r"\w+", words[2])) <= extras.keys()
+        else:
+            assert program in OTHERS, line
+            assert all((REPOSITORY / word).exists() for word in words if word.startswith("examples/"))
+
+
+def test_the_commands_of_the_table_are_those_there_are() -> None:
+    table = section("docs/operation.md", "Commands")
+    helped = subprocess.run(
+        [sys.executable, "-m", "jetcapture_py", "--help"], capture_output=True, text=True, check=True
+    )
+    there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Commands:")[1], re.MULTILINE))
+    assert set(re.findall(r"`jetcapture (\w+)", table)) == there
+    for page in ("docs/operation.md", "docs/spark.md"):
+        assert all(job in read(page) for job in ("query", "compact", "replay", "report"))
+
+
+def test_every_benchmark_and_every_fault_has_the_options_that_the_documents_name() -> None:
+    text = "\n".join(map(read, PAGES))
+    asked: dict[str, set[str]] = {"benchmarks.compare": set(), "tests.chaos": set()}
+    for module in re.findall(r"`python -m (benchmarks[\w.]+)", text):
+        asked.setdefault(module, set())
+    for target, arguments in re.findall(r'make (bench|chaos)[^"`\n]*ARGS="([^"]+)"', text):
+        asked["benchmarks.compare" if target == "bench" else "tests.chaos"] |= set(re.findall(r"--[\w-]+", arguments))
+    for module, options in asked.items():
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False, cwd=REPOSITORY
+        )
+        assert done.returncode == 0, module
+        assert options <= set(re.findall(r"--[\w-]+", done.stdout)), module
+
+
+def test_the_environment_of_the_documents_is_not_this_machines() -> None:
+    home = os.environ.get("HOME", "/root")
+    assert not [page for page in PAGES if re.search(rf"{re.escape(home)}/|/work/", read(page))]

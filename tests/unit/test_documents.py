@@ -1,0 +1,198 @@
+"""What the documents say is there is there, and what is there is said."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
+from jetcapture_py.config import model
+from jetcapture_py.monitoring.metrics import SEALED_BY
+from spark_jobs.datasource.options import ReadOptions, WriteOptions
+from spark_jobs.publishing import login
+from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
+from tests.support.running import settings
+from tests.unit.test_encode import BLOCK, ENCODER, batch, metadata, write
+from tests.unit.test_verify_report import COMPLETE, hole, with_holes
+
+LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
+"""Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
+ENVIRONMENT = {"PWD": "/srv"}
+PACKAGES = ("jetcapture_py", "spark_jobs")
+
+
+def test_the_readme_is_short() -> None:
+    assert len(read("README.md").splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_is_in_a_language_that_is_checked(page: str) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("block", every("yaml"), ids=str)
+def test_every_configuration_is_accepted(block: Block) -> None:
+    found = yaml.safe_load(block.text)
+    if not {"source", "store"} <= found.keys():
+        found = settings("nats://127.0.0.1:4222", "/archive", **found)
+    config = model.loads(yaml.safe_dump(found), ENVIRONMENT)
+    assert config.warnings() == ()
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors of a page's headings, as Git hosts make them."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (REPOSITORY / page).parent / path if path else REPOSITORY / page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.resolve().relative_to(REPOSITORY).as_posix()), target
+
+
+def test_every_page_is_linked_from_the_readme_or_the_list_of_decisions() -> None:
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)\)", read("README.md")))
+    linked |= {f"docs/decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", read("docs/decisions/README.md"))}
+    assert set(PAGES) - {"README.md"} == linked
+
+
+def generator() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs" / "generate.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_settings_are_those_of_the_model() -> None:
+    generate = generator()
+    text = generate.PAGE.read_text()
+    assert generate.page(text) == text, "run `make docs`"
+    described = first_cells(section("docs/configuration.md", "All settings"))
+    assert {"nats.tls.ca", "source.max_ack_pending", "store.concurrency", "key", "drain_timeout"} <= described
+
+
+def events(path: Path) -> Iterator[str]:
+    """The names of events that a module logs, and of warnings that it hands on to be logged."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        arguments: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "event":
+            arguments = node.args[2:3]
+        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
+            arguments = node.elts[:1]
+        for argument in arguments:
+            if isinstance(argument, ast.Constant) and re.fullmatch(r"[a-z_]+\.[a-z_]+", str(argument.value)):
+                yield str(argument.value)
+
+
+def test_every_log_event_is_described_and_no_other() -> None:
+    logged = {name for path in (REPOSITORY / "jetcapture_py").rglob("*.py") for name in events(path)}
+    assert {"blocks.stored", "watermark.filters", "messages.lost_in_flight"} <= logged
+    logged |= set(re.findall(r'"((?:library|python)\.\w+)"', (REPOSITORY / "jetcapture_py" / "log.py").read_text()))
+    assert first_cells(section("docs/operation.md", "Log events")) == logged
+
+
+def test_every_metric_is_described_and_no_other() -> None:
+    source = (REPOSITORY / "jetcapture_py" / "monitoring" / "metrics.py").read_text()
+    found = set()
+    for how, name in re.findall(r'_(counters?|gauge)\(\s*"(\w+)"', source):
+        found.add(f"jetcapture_{name}{'_total' if how.startswith('counter') else ''}")
+    found |= set(re.findall(r'"(jetcapture_\w+)"', source))
+    assert len(found) > 30
+    assert first_cells(section("docs/operation.md", "Metrics and alerts")) == found
+
+
+def test_every_option_of_the_data_source_is_described() -> None:
+    table = section("docs/spark.md", "The `nats` data source")
+    words = set(re.findall(r"`(\w+)`", table))
+    for options in (ReadOptions, WriteOptions):
+        names = {field.alias or name for name, field in options.model_fields.items()} - {"nats"}
+        assert names <= words
+    assert {name for name in login.OPTIONS if not name.endswith("_file")} <= words
+
+
+def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> None:
+    text = read("docs/archive-format.md")
+    footer = section("docs/archive-format.md", "Footer")
+    encoder = replace(ENCODER, key_rule="{subject}")
+    for block in (BLOCK, replace(BLOCK, key=None, quarantine=True)):
+        for entry in metadata(write(batch([(1, 2)]), block=block, encoder=encoder)):
+            assert f"`jetcapture.{entry}`" in footer or f"`.{entry}`" in footer, entry
+    for column in (*layout.ENVELOPE, layout.ROW, layout.STAGE, layout.ERROR, layout.RAW_HEADERS):
+        assert f"`{column}`" in text
+    written = section("docs/archive-format.md", "Watermark")
+    for name in ArchiveWatermark.__dataclass_fields__:
+        assert f"`{'stream_created' if name == 'created' else name}`" in written
+
+
+def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
+    (sample,) = blocks("docs/operation.md", "console")
+    first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
+    assert COMPLETE.watermark is not None
+    problem = "it says that everything up to 12000 is stored, but 4101 is not"
+    report = with_holes(
+        replace(hole(4101, 4200), first_time=first, last_time=last),
+        up_to=12_000,
+        up_to_time=moment("12:00:00.123456"),
+        objects=119,
+        bytes=431_522,
+        watermark=replace(COMPLETE.watermark, seq=12_000, problem=problem),
+    )
+    assert sample.text == f"$ jetcapture verify config.yaml\n{report.as_text()}\n"
+
+
+def moment(clock: str) -> datetime:
+    return datetime.fromisoformat(f"2026-05-01T{clock}Z")
+
+
+def test_every_place_that_the_architecture_names_is_there() -> None:
+    table = section("docs/architecture.md", "Life of a message")
+    places = re.findall(r"\| `((?:jetcapture_py|spark_jobs)/[\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", table)
+    assert len(places) == len([line for line in table.splitlines() if line.startswith("| ")]) - 1
+    for path, names in places:
+        tree = ast.parse((REPOSITORY / path).read_text())
+        for name in re.findall(r"`([\w.]+)`", names):
+            scope: Any = tree
+            for part in name.split("."):
+                kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+                scope = next((n for n in scope.body if isinstance(n, kinds) and n.name == part), None)
+                assert scope is not None, f"{path} has no {name}"
+
+
+def test_every_package_is_in_the_architecture() -> None:
+    text = read("docs/architecture.md")
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).iterdir():
+            if (path / "__init__.py").exists():
+                assert f"`{package}.{path.name}`" in text or f"`.{path.name}`" in text, path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_of_the_repository_that_a_page_names_is_there(page: str) -> None:
+    for path in re.findall(r"`((?:jetcapture_py|spark_jobs|examples|tests|benchmarks|docs)/[\w./*-]+)`", read(page)):
+        assert list(REPOSITORY.glob(path.rstrip("/"))), path
+
+
+def test_the_reasons_for_sealing_are_those_there_are() -> None:
+    row = next(line for line in read("docs/operation.md").splitlines() if "jetcapture_blocks_sealed_total" in line)
+    assert set(re.findall(r"`(\w+)`", row)) - {"jetcapture_blocks_sealed_total", "reason"} == set(SEALED_BY)
