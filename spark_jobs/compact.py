@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
 import pyarrow as pa
 from pyspark.sql import SparkSession

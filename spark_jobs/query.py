@@ -12,35 +12,31 @@ import argparse
 import csv
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from itertools import chain, islice, starmap
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
-from jetcapture_py.archive import watermark
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import escaped
-from spark_jobs.archive import archive_view
 from spark_jobs.job import guarded, query_arguments, session, survey_argument
 from spark_jobs.publishing.login import login, login_arguments
-from spark_jobs.reading.place import Place, in_spark
+from spark_jobs.reading.place import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
+from spark_jobs.replay import replay, told
+from spark_jobs.replaying.origin import origin_of
+from spark_jobs.sql import query
 
 FORMATS = ("table", "csv", "json", "parquet")
-_VIEWS = ("archive", "quarantine")
-_UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
 _MEASURED = 1000
 """Rows of a table that are looked at before the first is shown."""
 
@@ -80,64 +76,10 @@ def _run(chosen: argparse.Namespace) -> None:
 
 
 def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) -> None:
-    from spark_jobs.replay import replay, told  # it has its rows from this module
-    from spark_jobs.replaying.origin import origin_of
-
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with told("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats, origin=origin, survey=chosen.survey)
     sys.stdout.write(f"published {done.published} messages\n")
-
-
-def query(spark: SparkSession, chosen: argparse.Namespace) -> DataFrame:
-    """The result of `chosen.sql` over the archive that the arguments name. Views it does not name are not opened."""
-    end = _complete(chosen) if chosen.complete_only else chosen.end
-    common = {
-        "start": chosen.start,
-        "end": end,
-        "dedupe": chosen.dedupe,
-        "options": chosen.options,
-        "engine": chosen.engine,
-        "columns": columns_in(chosen.sql) if chosen.engine == "arrow" else None,
-    }
-    keys = chosen.keys and [key or None for key in chosen.keys]
-    for view in _VIEWS:
-        if re.search(rf"\b{view}\b", chosen.sql, re.IGNORECASE):
-            part = {"quarantine": True} if view == "quarantine" else {"keys": keys}
-            archive_view(spark, chosen.url, chosen.stream, view, **common, **part)
-    return spark.sql(chosen.sql)
-
-
-def columns_in(sql: str) -> Callable[[str], bool] | None:
-    """Which columns a query may be about, for an engine that fetches what it is told; None when it may be all.
-
-    A column counts that the text has anywhere. That is sound unless the text can mean columns without naming them:
-    with a star, with `FROM` where a query has no `SELECT`, and with some words.
-    """
-    text = re.sub(r"\bcount\s*\(\s*\*\s*\)", "", sql.casefold())
-    selects, sources = (len(re.findall(rf"\b{word}\b", text)) for word in ("select", "from"))
-    if "*" in text or "|>" in text or _UNNAMED.search(text) or sources > selects:
-        return None
-    return lambda name: name.casefold().replace("`", "``") in text
-
-
-def _complete(chosen: argparse.Namespace) -> datetime:
-    """Where the messages end of which the watermark says that all are stored, or `chosen.end` when that is earlier.
-
-    Says so when that cuts off a part of what was asked for.
-    """
-    place = Place.open(chosen.url, chosen.options)
-    known = watermark.read(place.fs, place.root, chosen.stream)
-    if known is None:
-        raise JetcaptureError(
-            f"{place.shown} has no watermark of stream {chosen.stream}: nothing says what is complete"
-        )
-    end, asked = known.time + timedelta(microseconds=1), cast(datetime | None, chosen.end)  # an end is exclusive
-    if asked is not None and asked <= end:
-        return asked
-    if asked is not None:
-        sys.stderr.write(f"only complete up to {known.time.isoformat()}: what came later is left out\n")
-    return end
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there: it hides `nats`
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
 import pyarrow as pa
 from pyspark.errors import PythonException
@@ -43,7 +43,6 @@ from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login, login_at
-from spark_jobs.query import query
 from spark_jobs.replaying.arguments import pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Survey, describe, is_certain, is_recreated, short_window
@@ -52,6 +51,7 @@ from spark_jobs.replaying.progress import progress
 from spark_jobs.replaying.rows import Rows, rows_of
 from spark_jobs.replaying.target import Origin, Stream, Target
 from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
+from spark_jobs.sql import query
 
 log = logging.getLogger("jetcapture.replay")
 

@@ -1,7 +1,7 @@
 """Every share of a budget, with its reason, and what keeps work within it.
 
 The budgets are `limits.memory` in bytes, `limits.open_blocks`, and the messages that may be unacknowledged: the
-consumer's `max_ack_pending`, or less where `limits.unacked` says so.
+consumer's `max_ack_pending`, less what other replicas hold.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from spark_jobs.archive import read_archive
 from spark_jobs.publishing.login import login_at
-from spark_jobs.query import query
 from spark_jobs.replay import main, replay
 from spark_jobs.replaying.arguments import parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import is_recreated
 from spark_jobs.replaying.rows import rows_of
+from spark_jobs.sql import query
 from tests.spark.conftest import HOUR, Archive
 from tests.support.nats_server import NatsServer
 from tests.support.replays import Kept, add_stream, stored

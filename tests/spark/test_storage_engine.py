@@ -13,8 +13,9 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
-from spark_jobs.query import columns_in, main
+from spark_jobs.query import main
 from spark_jobs.reading.arrow_engine import ArrowEngine, rows_of
+from spark_jobs.sql import columns_in
 from tests.spark.conftest import HOUR, Archive
 from tests.support import azurite, s3
 
