@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from spark_jobs.objects import Listing
+
+    Schemas = tuple[list[pa.Schema], list[int]]
+
 pytestmark = pytest.mark.spark
 
 KEYS = [
@@ -149,12 +153,12 @@ class TestDuplicates:
         archive.write([1, 2])
         archive.write([4, 5])
         archive.write([1, 2], "b")
-        assert "Exchange" not in plan(read_archive(spark, archive.url, "ORDERS"))
+        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
         archive.write([2, 3, 4])
-        assert "Exchange" not in plan(read_archive(spark, archive.url, "ORDERS"))
+        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
         archive.write([2], timestamps=[HOUR * 1_000_000 + 500])
         frame = read_archive(spark, archive.url, "ORDERS")
-        assert "Exchange" in plan(frame)
+        assert "Exchange hash" in plan(frame)
         assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
 
     def test_copies_that_alternate_are_told_apart(self, spark: SparkSession, archive: Archive) -> None:
@@ -164,6 +168,19 @@ class TestDuplicates:
         archive.write(range(3, 300, 3), "b")
         expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
+
+    def test_overlaps_of_many_ranges_make_no_larger_a_plan_than_those_of_one(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        expected = []
+        for key in "abcdefghijkl":
+            archive.write([number for number in range(300) if number % 20 < 10], key)
+            archive.write([number for number in range(290) if number % 20 > 4], key)
+            expected += range(300)
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert seqs(frame) == sorted(expected)
+        assert "Exchange hash" not in plan(frame)
+        assert plan(frame).count(layout.SEQ) < 50
 
     def test_objects_of_one_name_under_two_keys_are_both_read(self, spark: SparkSession, archive: Archive) -> None:
         for key in "ab":
@@ -347,7 +364,8 @@ class TestArchive:
         name = archive.write([1])
         directory = (archive.root / name.path).parent
         (directory / f".{name.path.rsplit('/', 1)[1]}.tmp").write_bytes(b"half")
-        (directory / "notes.parquet").write_bytes(b"no")
+        for foreign in (directory, directory.parent, directory.parents[1], archive.root / "ORDERS"):
+            (foreign / "notes.parquet").write_bytes(b"no")
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1]
 
     def test_an_archive_without_objects_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
@@ -385,13 +403,13 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         archive.write([1, 2])
-        footers = objects.Archive.footers
+        schemas = objects.Archive.schemas
 
-        def late(self: objects.Archive, names: Sequence[ObjectName]) -> list[pa.Schema]:
+        def late(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
             archive.write([2, 3])
-            return footers(self, names)
+            return schemas(self, names, listing)
 
-        monkeypatch.setattr(objects.Archive, "footers", late)
+        monkeypatch.setattr(objects.Archive, "schemas", late)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
         monkeypatch.undo()
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
@@ -400,16 +418,16 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = [archive.write([1, 2]), archive.write([3])]
-        footers = objects.Archive.footers
+        schemas = objects.Archive.schemas
 
-        def compacted(self: objects.Archive, names: Sequence[ObjectName]) -> list[pa.Schema]:
+        def compacted(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
             if names == sources:
                 archive.write([1, 2, 3])
                 for source in sources:
                     (archive.root / source.path).unlink()
-            return footers(self, names)
+            return schemas(self, names, listing)
 
-        monkeypatch.setattr(objects.Archive, "footers", compacted)
+        monkeypatch.setattr(objects.Archive, "schemas", compacted)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
 
     def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:
