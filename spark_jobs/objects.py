@@ -63,11 +63,16 @@ class VanishedError(JetcaptureError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """The objects that were found, how many bytes each has by path relative to the archive's root, and every directory
-    that has a visible file, ours or not."""
+    that has a visible file, ours or not. `tops` are the directories that were listed.
+
+    `repeated` are objects whose file's name is that of another one, under another key.
+    """
 
     objects: list[ObjectName]
     sizes: Mapping[str, int]
     directories: Collection[str]
+    tops: Collection[str]
+    repeated: Collection[ObjectName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,8 @@ class Archive:
             objects=objects,
             sizes={path: int(found[path]["size"]) for path in visible},
             directories=dict.fromkeys(path.rpartition("/")[0] for path in visible),
+            tops=directories,
+            repeated=_of_one_name(objects),
         )
 
     def nothing(self) -> DataFrame:
@@ -209,8 +216,12 @@ class Archive:
         return reader.option("pathGlobFilter", pattern(name.digest for name in names))
 
     def _directories(self, names: Sequence[ObjectName], listing: Listing) -> list[str]:
-        wanted = dict.fromkeys(name.directory for name in names)
-        return [self._in_spark(path) for path in cover(wanted, listing.directories)]
+        """What Spark has to list to find these objects, and no others of their files' names."""
+        repeated = set(listing.repeated)
+        strangers = {name.directory for name in repeated.difference(names)} if repeated else set()
+        wanted = dict.fromkeys(name.directory for name in names if name.directory not in strangers)
+        files = [name.path for name in names if name.directory in strangers]
+        return [self._in_spark(path) for path in (*cover(wanted, listing.directories, listing.tops), *files)]
 
     def _in_spark(self, path: str) -> str:
         return f"{self.place.spark_root}/{path}"
@@ -296,8 +307,16 @@ def _local_footer(path: str) -> bytes:
         os.close(file)
 
 
-def cover(wanted: Collection[str], paths: Iterable[str]) -> list[str]:
-    """The fewest paths that hold the wanted ones of all `paths` and no others: parents of which all is wanted."""
+def _of_one_name(objects: Sequence[ObjectName]) -> list[ObjectName]:
+    count = Counter((name.digest, name.bucket) for name in objects)
+    if len(count) == len(objects):
+        return []
+    return [name for name in objects if count[name.digest, name.bucket] > 1]
+
+
+def cover(wanted: Collection[str], paths: Iterable[str], tops: Collection[str] = ()) -> list[str]:
+    """The fewest paths that hold the wanted ones of all `paths` and no others: parents of which all is wanted. None is
+    above those in `tops`, beyond which not all paths are known."""
     counts: Counter[str] = Counter()
     ours: Counter[str] = Counter()
     for counter, each in ((counts, paths), (ours, wanted)):
@@ -309,7 +328,7 @@ def cover(wanted: Collection[str], paths: Iterable[str]) -> list[str]:
     chosen: dict[str, None] = {}
     for path in wanted:
         best, directory = path, path.rpartition("/")[0]
-        while directory not in ("", layout.QUARANTINE) and counts[directory] == ours[directory]:
+        while best not in tops and directory not in ("", layout.QUARANTINE) and counts[directory] == ours[directory]:
             best, directory = directory, directory.rpartition("/")[0]
         chosen[best] = None
     return list(chosen)
