@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial, reduce
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql import types as st
+from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.reading.arrow_engine import ArrowEngine
-from spark_jobs.reading.columns import Columns, Table, quoted
+from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Listing, VanishedError
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
@@ -34,6 +34,10 @@ Engine = Literal["spark", "arrow"]
 
 LONGEST_INTERVAL = timedelta(days=1)
 """A name gives the bucket's start only; an object that starts up to this much before `start` may reach into it."""
+
+MOST_SCANS = 16
+"""Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several
+columns has hundreds of combinations; the objects with the fewest rows are then read with Arrow."""
 
 _ATTEMPTS = 3
 
@@ -77,8 +81,8 @@ def read_archive(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     part = Part.of(start, end, keys)
     options = with_secrets(options or {})
-    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end) if engine == "arrow" else None
-    archive = Archive.open(spark, url, stream, quarantine, options, own)
+    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end)
+    archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
     for attempt in range(_ATTEMPTS):
         try:
@@ -153,13 +157,14 @@ def _read(
     else:
         whole, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
     sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
-    table = Table(archive.footers(names), archive.quarantine, columns, sensitive)
+    schemas, numbers = archive.schemas(names, listing)
+    table = Table(schemas, archive.quarantine, columns, sensitive)
     parts: dict[ObjectName, list[Range]] = {}
     if dedupe == "auto" and shared and not table.several_rows:
         resolved = resolve(shared, archive.identities)
         if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
             whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
-    reader = _Reader(archive, listing, table, dict(zip(names, table.schemas, strict=True)))
+    reader = _Reader(archive, listing, table, dict(zip(names, numbers, strict=True)), [*whole, *parts, *shared])
     frames = []
     if whole:
         frames.append(reader.union(whole))
@@ -171,32 +176,66 @@ def _read(
         if dedupe == "auto":  # copies share key and bucket, and a filter on these can then pass the deduplication
             identity += table.partitions
         frames.append(frame.dropDuplicates(identity))
-    return _together(frames)
+    return reduce(DataFrame.union, frames)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Reader:
-    """Reads objects as one table."""
+    """Reads some of the objects of a plan, `names`, with the columns of `table`."""
 
     archive: Archive
     listing: Listing
     table: Table
     schema_of: Mapping[ObjectName, int]
+    names: Sequence[ObjectName]
+
+    @cached_property
+    def complete(self) -> Column:
+        """See `Archive.complete`."""
+        return self.archive.complete(self.names, self.listing)
 
     def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
-        """The objects with the columns of `table`, or these parts of them; one native read for objects of the same
-        types."""
-        alike: dict[tuple[st.DataType | None, ...], list[ObjectName]] = defaultdict(list)
+        """The objects, or these parts of them: natively, as long as few ways to read them are enough for all."""
+        alike: dict[int, list[ObjectName]] = defaultdict(list)
         for name in names:
-            alike[self.table.drift(self.schema_of[name])].append(name)
-        frames = []
-        for group in alike.values():
-            schema = self.schema_of[group[0]]
-            chosen = None if parts is None else {name: parts[name] for name in group}
-            frame = self.archive.frame(group, self.listing.files, self.table.read_schema(schema), chosen)
-            frames.append(frame.select(*self.table.select(schema)))
-        return _together(frames)
+            alike[self.schema_of[name]].append(name)
+        schemas = sorted(alike, key=lambda schema: -sum(name.rows for name in alike[schema]))
+        scans, rest = divide(schemas, self.table.reads, MOST_SCANS if self.archive.native else 0)
+        frames = [
+            self._natively(reads, [name for each in members for name in alike[each]], parts) for reads, members in scans
+        ]
+        if rest:
+            fields, columns = self.table.fields(rest)
+            others = [name for each in rest for name in alike[each]]
+            chosen = None if parts is None else {name: parts[name] for name in others}
+            frames.append(self.archive.fetched(others, fields, self.table.partitions, chosen).select(*columns))
+        return reduce(DataFrame.union, frames)
+
+    def _natively(
+        self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None
+    ) -> DataFrame:
+        chosen = None if parts is None else {name: parts[name] for name in names}
+        frame = self.archive.frame(names, self.listing, self.table.read_schema(reads), self.complete, chosen)
+        columns = self.table.select(reads)
+        return frame.select(*columns) if columns else frame
 
 
-def _together(frames: Sequence[DataFrame]) -> DataFrame:
-    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+def divide(
+    schemas: Iterable[int], reads: Callable[[int], Reads], most: int
+) -> tuple[list[tuple[Reads, list[int]]], list[int]]:
+    """Divide schemas into at most so many scans, and those that are left. What comes first gets a scan."""
+    scans: list[tuple[dict[str, DataType], list[int]]] = []
+    rest = []
+    for schema in schemas:
+        wanted = reads(schema)
+        for known, members in scans:
+            if all(known.get(column, kind) == kind for column, kind in wanted.items()):
+                known.update(wanted)
+                members.append(schema)
+                break
+        else:
+            if len(scans) < most:
+                scans.append((dict(wanted), [schema]))
+            else:
+                rest.append(schema)
+    return list(scans), rest

@@ -46,6 +46,8 @@ _NOT_INSTALLED = (
     "install jetcapture where Spark runs, or give it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
 )
+_RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? ")
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
@@ -272,6 +274,12 @@ def spark_error(error: Exception) -> str:
     """Describe an error of Spark in one line for a terminal; if a Python worker raised it, by what that raised."""
     text = error.getMessage() if isinstance(error, PySparkException) else _CALL.sub("", str(error))
     text = (text or type(error).__name__).strip()
+    failed = _RAISED_BY_QUERY.search(text)  # what a subquery raises, Spark wraps in "Exception thrown in awaitResult"
+    if failed is not None:
+        return one_line(failed.group(1), LONGEST_LOGGED)
+    gone = _FILE_IS_GONE.search(text)
+    if gone is not None:
+        return one_line(f"{gone.group(1)} is gone: it was compacted or removed since; read it again", LONGEST_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:

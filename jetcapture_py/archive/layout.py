@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 FORMAT = "1"
 SUFFIX = ".parquet"
@@ -155,21 +156,35 @@ class ObjectName:
     @property
     def directory(self) -> str:
         """The path of the object's directory, relative to the archive's root."""
-        at = datetime.fromtimestamp(self.bucket, UTC)
         head = f"{QUARANTINE}/{self.stream}" if self.quarantine else f"{self.stream}/key={escape_key(self.key)}"
-        return f"{head}/date={at:%Y-%m-%d}/hour={at:%H}"
+        return f"{head}/{_bucket_names(self.bucket)[0]}"
 
     @property
     def path(self) -> str:
         """The object's path, relative to the archive's root."""
-        at = datetime.fromtimestamp(self.bucket, UTC)
-        name = f"{at:%Y%m%dT%H%M%SZ}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{SUFFIX}"
+        start = _bucket_names(self.bucket)[1]
+        name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{SUFFIX}"
         return f"{self.directory}/{name}"
 
     @property
     def group(self) -> tuple[str, bool, str | None, int]:
         """All copies of a message lie in objects of the same group."""
         return self.stream, self.quarantine, self.key, self.bucket
+
+
+@lru_cache(maxsize=4096)  # objects are many, buckets are few, and formatting a time takes longer than all the rest
+def _bucket_names(bucket: int) -> tuple[str, str]:
+    """A bucket's directories, and how it begins the names of its objects."""
+    at = datetime.fromtimestamp(bucket, UTC)
+    return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%SZ}"
+
+
+@lru_cache(maxsize=4096)
+def _parse_bucket(text: str) -> int | None:
+    try:
+        return int(datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        return None
 
 
 def parse_path(path: str) -> ObjectName | None:
@@ -182,14 +197,13 @@ def parse_path(path: str) -> ObjectName | None:
     match = _NAME.fullmatch(parts[-1])
     if match is None or not (quarantine or parts[1].startswith("key=")):
         return None
-    try:
-        bucket = datetime.strptime(match.group(1), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    except ValueError:
+    bucket = _parse_bucket(match.group(1))
+    if bucket is None:
         return None
     name = ObjectName(
         stream=parts[0],
         key=None if quarantine else unescape_key(parts[1].removeprefix("key=")),
-        bucket=int(bucket.timestamp()),
+        bucket=bucket,
         first_seq=int(match.group(2)),
         last_seq=int(match.group(3)),
         rows=int(match.group(4)),

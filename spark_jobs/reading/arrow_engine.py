@@ -6,7 +6,7 @@ fetches only the columns that are named and the row groups that may hold what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial, reduce
@@ -24,6 +24,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.decode import conform
+from spark_jobs.reading.columns import Field
 from spark_jobs.reading.overlaps import Range
 
 _ROWS_OF_A_TASK = 250_000
@@ -51,10 +52,11 @@ class ArrowEngine:
         self,
         spark: SparkSession,
         names: Sequence[ObjectName],
-        schema: st.StructType,
+        fields: Sequence[Field],
+        partitions: Sequence[str],
         parts: Mapping[ObjectName, Sequence[Range]] | None,
     ) -> DataFrame:
-        """The objects, or these parts of them, with the columns that `schema` names, partitions among them."""
+        """The objects, or these parts of them, with these columns."""
         largest = sorted(names, key=lambda name: name.rows, reverse=True)
         objects = pa.table(
             {
@@ -70,8 +72,10 @@ class ArrowEngine:
         )
         tasks = min(len(names), max(_LEAST_TASKS, sum(name.rows for name in names) // _ROWS_OF_A_TASK))
         sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
-        fields = pa.schema([pa.field(column.name, _arrow_type(column.dataType)) for column in schema])
-        read = partial(_read, self, fields, str if sensitive else str.casefold)
+        schema = st.StructType([st.StructField(field.name, field.type) for field in fields])
+        for name in partitions:
+            schema.add(name, st.StringType())
+        read = partial(_read, self, tuple(fields), tuple(partitions), str if sensitive else str.casefold)
         return spark.createDataFrame(objects).repartition(tasks).mapInArrow(read, schema)
 
 
@@ -79,29 +83,37 @@ def _partition(name: ObjectName, position: int) -> str:
     return name.directory.split("/")[position].partition("=")[2]
 
 
-def _read(engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], batches: Batches) -> Batches:
+def _read(
+    engine: ArrowEngine,
+    fields: Sequence[Field],
+    partitions: Sequence[str],
+    fold: Callable[[str], str],
+    batches: Batches,
+) -> Batches:
     """What runs in a worker: the rows of the objects that `batches` name."""
     fs, root = fsspec.url_to_fs(engine.url, **engine.options)
+    sources = {field.source for field in fields}
     for batch in batches:
         for row in batch.to_pylist():
             place = f"{str(root).rstrip('/')}/{row['path']}"
-            partitions = {name: row[name] for name in layout.PARTITIONS}
+            values = {name: row[name] for name in partitions}
             try:
                 with fs.open(place, "rb", cache_type="none") as file:
-                    for found in rows_of(file, engine, schema, fold, row["ranges"]):
-                        yield _shaped(found, schema, fold, partitions)
+                    for found in rows_of(file, engine, sources, fold, row["ranges"]):
+                        yield _shaped(found, fields, fold, values)
+            except FileNotFoundError as error:
+                raise JetcaptureError(f"{place} is gone: it was compacted or removed since; read it again") from error
             except (OSError, pa.ArrowException) as error:
                 raise JetcaptureError(f"cannot read {place}: {one_line(str(error))}") from error
 
 
 def rows_of(
-    file: Any, engine: ArrowEngine, schema: pa.Schema, fold: Callable[[str], str], ranges: Sequence[Range] | None
+    file: Any, engine: ArrowEngine, sources: Collection[str], fold: Callable[[str], str], ranges: Sequence[Range] | None
 ) -> Batches:
-    """The columns of the object that are in `schema`, of the row groups that may hold what is wanted."""
+    """The columns of the object whose folded names are in `sources`, of the row groups that may hold what is wanted."""
     source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
     with pq.ParquetFile(source, pre_buffer=True) as parquet:
-        wanted = {fold(name) for name in schema.names} - set(layout.PARTITIONS)
-        columns = [name for name in parquet.schema_arrow.names if fold(name) in wanted]
+        columns = [name for name in parquet.schema_arrow.names if fold(name) in sources]
         if ranges is not None and layout.SEQ not in columns:
             columns.append(layout.SEQ)
         groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
@@ -138,20 +150,20 @@ def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
 
 
 def _shaped(
-    batch: pa.RecordBatch, schema: pa.Schema, fold: Callable[[str], str], partitions: Mapping[str, str | None]
+    batch: pa.RecordBatch, fields: Sequence[Field], fold: Callable[[str], str], partitions: Mapping[str, str | None]
 ) -> pa.RecordBatch:
-    """The rows with exactly the columns and types of `schema`; what the object does not have is null."""
+    """The rows with exactly these fields, of their types; what the object does not have is null."""
     stored = {fold(name): batch.column(index) for index, name in enumerate(batch.schema.names)}
-    columns = []
-    for wanted in schema:
-        if wanted.name in partitions:
-            column = pa.repeat(pa.scalar(partitions[wanted.name], wanted.type), batch.num_rows)
-        elif (found := stored.get(fold(wanted.name))) is None:
-            column = pa.nulls(batch.num_rows, wanted.type)
+    columns = {}
+    for each in fields:
+        found, wanted = stored.get(each.source), _arrow_type(each.type)
+        if found is not None and each.takes(found.type, fold):
+            columns[each.name] = _cast(found, wanted, fold)
         else:
-            column = _cast(found, wanted.type, fold)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+            columns[each.name] = pa.nulls(batch.num_rows, wanted)
+    for name, value in partitions.items():
+        columns[name] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _cast(array: pa.Array, to: pa.DataType, fold: Callable[[str], str]) -> pa.Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -18,6 +19,28 @@ Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or what says of a name whether the column is wanted."""
 Fold = Callable[[str], str]
 """Makes one of the names that Spark takes for one."""
+Reads = Mapping[str, st.DataType]
+"""The types as which drifted columns are read, before they are converted. A column that isn't there is null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The column `source` of objects that store it in a way that is read as `kind` for a column of type `target`, under
+    the name `name`; null for other objects."""
+
+    name: str
+    source: str
+    kind: st.DataType
+    target: st.DataType
+
+    @property
+    def type(self) -> st.DataType:
+        """The type of its values; `kind` may say that there are none."""
+        return _without_null(self.kind, st.IntegerType())
+
+    def takes(self, stored: pa.DataType, fold: Fold) -> bool:
+        """Whether the values of an object that stores `source` so are this column's."""
+        return read_as(_spark_type(self.source, stored), self.target, fold) == self.kind
 
 
 def quoted(name: str) -> str:
@@ -41,13 +64,14 @@ def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None
 class Table:
     """The columns that a set of objects has together, and how each object's columns become them.
 
-    `schemas` numbers the distinct schemas, one number for each object. A column whose types go together is read as
-    their common type, which Parquet allows for structs that have more or fewer fields; any other is read as it is
-    stored, object by object, and then converted.
+    `schemas` are the objects' distinct schemas; the methods are about objects of the schema with that index. A column
+    whose types go together is read as their common type, which Parquet allows for structs that have more or fewer
+    fields, for wider numbers, and for columns that are null throughout if they become numbers. Any other has drifted:
+    it is read as it is stored, and then converted.
     """
 
     def __init__(
-        self, footers: Iterable[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
+        self, schemas: Iterable[pa.Schema], quarantine: bool, columns: Columns | None, case_sensitive: bool
     ) -> None:
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
         self._fold = str if case_sensitive else str.casefold
@@ -56,9 +80,7 @@ class Table:
         if columns is not None:
             named = () if callable(columns) else columns
             wanted = {self._fold(name) for name in (*named, *layout.IDENTITY, layout.ROW)}
-        numbers: dict[pa.Schema, int] = {}
-        self.schemas = [numbers.setdefault(schema, len(numbers)) for schema in footers]
-        self._stored = [self._columns(schema, wanted, choose) for schema in numbers]
+        self._stored = [self._columns(schema, wanted, choose) for schema in schemas]
         self._names: dict[str, str] = {}
         types: dict[str, dict[st.DataType, None]] = defaultdict(dict)
         for stored in self._stored:
@@ -71,7 +93,7 @@ class Table:
         self._drifted = [
             folded
             for folded in ordered
-            if any(not _readable(kind, self._target[folded], self._fold) for kind in types[folded])
+            if any(read_as(kind, self._target[folded], self._fold) != self._target[folded] for kind in types[folded])
         ]
 
     def _columns(
@@ -97,36 +119,59 @@ class Table:
         """Whether a message may have several rows."""
         return layout.ROW in self._target
 
-    def drift(self, schema: int) -> tuple[st.DataType | None, ...]:
-        """Objects for which this is equal can be read at once."""
+    def reads(self, schema: int) -> Reads:
+        """How the drifted columns of an object have to be read. Objects can be read together unless one has a column
+        that another has to read otherwise."""
         stored = self._stored[schema]
-        return tuple(stored[folded][1] if folded in stored else None for folded in self._drifted)
+        return {
+            folded: read_as(stored[folded][1], self._target[folded], self._fold)
+            for folded in self._drifted
+            if folded in stored
+        }
 
-    def read_schema(self, schema: int) -> st.StructType:
-        """What Spark is told that the objects hold."""
-        stored = self._stored[schema]
+    def read_schema(self, reads: Reads) -> st.StructType:
+        """What Spark's Parquet reader is told that objects hold which are read so."""
         read = st.StructType()
         for folded, target in self._target.items():
-            if folded not in self._drifted:
-                read.add(self._names[folded], target)
-            elif folded in stored and not isinstance(stored[folded][1], st.NullType):
-                read.add(self._names[folded], _without_null(stored[folded][1], st.IntegerType()))
+            kind = reads.get(folded, st.NullType()) if folded in self._drifted else target
+            if not isinstance(kind, st.NullType):
+                read.add(self._names[folded], _without_null(kind, st.IntegerType()))
         for name in self.partitions:
             read.add(name, st.StringType())
         return read
 
-    def select(self, schema: int) -> list[Column]:
-        """The table's columns, from what was read."""
-        stored = self._stored[schema]
+    def select(self, reads: Reads) -> list[Column]:
+        """The table's columns, from what was read so. None if that is what they are."""
+        if not self._drifted:
+            return []
         chosen = []
         for folded, target in self._target.items():
-            name = self._names[folded]
-            column = sf.col(quoted(name))
+            column = sf.col(quoted(self._names[folded]))
             if folded in self._drifted:
-                kind = stored[folded][1] if folded in stored else st.NullType()
-                column = _converted(column, kind, target, self._fold).alias(name)
+                kind = reads.get(folded, st.NullType())
+                column = _converted(column, kind, target, self._fold).alias(self._names[folded])
             chosen.append(column)
         return [*chosen, *(sf.col(name) for name in self.partitions)]
+
+    def fields(self, schemas: Iterable[int]) -> tuple[list[Field], list[Column]]:
+        """What has to be read of objects of several schemas at once, with a field for each way in which a column is
+        stored, and the table's columns from that."""
+        kinds: dict[str, dict[st.DataType, None]] = defaultdict(dict)
+        for schema in schemas:
+            for folded, kind in self.reads(schema).items():
+                if not isinstance(kind, st.NullType):
+                    kinds[folded][kind] = None
+        fields: list[Field] = []
+        chosen = []
+        for folded, target in self._target.items():
+            ways = []
+            for kind in kinds[folded] if folded in self._drifted else [target]:
+                field = Field(f"c{len(fields)}", folded, kind, target)
+                fields.append(field)
+                ways.append(_converted(sf.col(field.name), kind, target, self._fold))
+            value = sf.coalesce(*ways) if ways else sf.lit(None).cast(target)
+            chosen.append(value.alias(self._names[folded]))
+        return fields, [*chosen, *(sf.col(name) for name in self.partitions)]
 
 
 _DIGITS: dict[type[st.DataType], int] = {st.ByteType: 3, st.ShortType: 5, st.IntegerType: 10, st.LongType: 19}
@@ -135,6 +180,14 @@ _MOST_DIGITS = 38
 """Of a decimal in Spark."""
 _TEXT_AS_IN_JSON = (st.StructType, st.ArrayType, st.MapType, st.TimestampType, st.TimestampNTZType)
 """Types whose text is that of `row_json`: Spark has none, or one that depends on the session's time zone."""
+_WIDER: dict[type[st.DataType], tuple[type[st.DataType], ...]] = {
+    st.NullType: (*_DIGITS, st.DoubleType, st.DateType),  # Parquet stores nulls as an int32
+    st.ByteType: (st.LongType, st.DoubleType),
+    st.ShortType: (st.LongType, st.DoubleType),
+    st.IntegerType: (st.LongType, st.DoubleType),
+    st.FloatType: (st.DoubleType,),
+}
+"""As what Spark's Parquet reader reads a type besides that type itself, without a change to any value."""
 
 
 def _target(types: Sequence[st.DataType], fold: Fold) -> st.DataType:
@@ -193,9 +246,10 @@ def _merge(left: st.DataType, right: st.DataType, fold: Fold) -> st.DataType | N
     return None
 
 
-def _readable(stored: st.DataType, target: st.DataType, fold: Fold) -> bool:
-    """Whether Parquet reads a column that is stored as `stored` as `target`."""
-    return not _has_null(stored) and _merge(target, stored, fold) == target
+def read_as(stored: st.DataType, target: st.DataType, fold: Fold) -> st.DataType:
+    """As what Parquet reads a column that is stored as `stored` for one of type `target`: as that, if it can."""
+    readable = not _has_null(stored) and _merge(target, stored, fold) == target
+    return target if readable or isinstance(target, _WIDER.get(type(stored), ())) else stored
 
 
 def _check_fields(column: str, kind: st.DataType, fold: Fold) -> None:

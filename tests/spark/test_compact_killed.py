@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -66,6 +67,13 @@ def fill(archive: Archive) -> int:
 def names(root: Path) -> list[ObjectName]:
     found = (f"{directory}/{file}" for directory, _, files in os.walk(root) for file in files)
     return [name for name in (layout.parse_path(path[len(f"{root}/") :]) for path in found) if name is not None]
+
+
+def sizes_of_groups(root: Path) -> list[list[int]]:
+    """The sizes of each group's objects, in the order of their sequences."""
+    found = sorted(names(root), key=lambda name: (repr(name.group), name.first_seq))
+    groups = groupby(found, key=lambda name: name.group)
+    return [[(root / name.path).stat().st_size for name in group] for _, group in groups]
 
 
 class Reader(threading.Thread):
@@ -191,6 +199,9 @@ def test_2000_objects_killed_five_times_every_message_once_and_no_reader_counts_
         pq.ParquetFile(archive.root / name.path).read([layout.SEQ, layout.TIMESTAMP]) for name in names(archive.root)
     ]
     assert sum(table.num_rows for table in raw) == messages
-    sizes = [(archive.root / name.path).stat().st_size for name in names(archive.root)]
-    assert len(sizes) >= 40
-    assert all(TARGET / TOLERANCE <= size <= TARGET * TOLERANCE for size in sizes), sizes
+    sizes = sizes_of_groups(archive.root)
+    assert sum(map(len, sizes)) >= 40
+    for group in sizes:
+        assert max(group) <= TARGET * TOLERANCE, sizes
+        for first, second in pairwise(group):  # a small object stays only beside one that would become too large
+            assert min(first, second) >= TARGET / TOLERANCE or first + second > TARGET * TOLERANCE, sizes

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
 
 from tests.spark.conftest import HOUR, Archive
 from tests.support import s3
+from tests.support.connect import connect_server, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
-STARTS = 120.0
 
 NOTEBOOK = """
 import sys
@@ -41,6 +37,47 @@ print(spark.sql("SELECT * FROM ORDERS ORDER BY amount").collect())
 """
 
 
+HELD = """
+import shutil
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from spark_jobs.archive import archive_view
+
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+root = Path(sys.argv[2])
+frame = archive_view(spark, str(root), "ORDERS", "held")
+
+
+def show(event):
+    for held in (frame, spark.table("held")):
+        try:
+            found = held.count()
+        except Exception as error:
+            found = "read it again" in str(error) or str(error)
+        print(event, found)
+
+
+def forget():
+    for number in range(40):  # the server keeps 16 plans of a session
+        spark.range(number).count()
+
+
+show("planned")
+shutil.copytree(sys.argv[3], root, dirs_exist_ok=True)
+forget()
+show("more is stored")
+spark.sql("REFRESH TABLE held").collect()
+show("refreshed")
+next(root.glob("ORDERS/key=eu/*/*/*.parquet")).unlink()
+show("one is gone")
+forget()
+show("forgotten")
+spark.sql("REFRESH TABLE held").collect()
+show("refreshed")
+"""
+
+
 @pytest.fixture
 def orders(archive: Archive) -> Archive:
     """Copies that are settled by sequences, copies that Spark compares, and a column that drifted."""
@@ -50,11 +87,6 @@ def orders(archive: Archive) -> Archive:
     archive.write([5], "us", bucket=HOUR + 3600, amount=[6], timestamps=[2])
     archive.write([7], quarantine=True, stage=["decode"], error=["truncated"])
     return archive
-
-
-def environment(remote: str) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return {**found, "SPARK_REMOTE": remote, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 
 
 def run(remote: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -70,38 +102,8 @@ def run(remote: str, *words: str, **more: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Connect server as the script in PySpark's package starts it."""
-    home = tmp_path_factory.mktemp("connect")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(home),
-    }
-    words = [f"{pyspark.__path__[0]}/sbin/start-connect-server.sh", "--master", "local[2]"]
-    for name, value in settings.items():
-        words += ["--conf", f"{name}={value}"]
-    variables = environment("") | {"SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(home), "SPARK_PID_DIR": str(home)}
-    del variables["SPARK_REMOTE"]
-    log = home / "server.log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True) as process,
-    ):
-        deadline = time.monotonic() + STARTS
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
-        yield f"sc://127.0.0.1:{port}"
-        os.killpg(process.pid, signal.SIGTERM)
+    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+        yield url
 
 
 def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: Archive) -> None:
@@ -115,6 +117,34 @@ def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: A
         ),
         "[Row(amount=5), Row(amount=6)]",
     ]
+
+
+def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
+    server: str, orders: Archive, tmp_path: Path
+) -> None:
+    later = Archive(tmp_path / "later")
+    later.write([8, 9], "eu", amount=[8.0, 9.0])
+    later.write([8], "us", bucket=HOUR + 3600, amount=[7])
+    later.write([10], "new", amount=[1])
+    done = run("", "-c", HELD, server, str(orders.root), str(later.root))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{event} {found}"
+        for event, found in (
+            ("planned", 6),
+            ("more is stored", 6),
+            ("refreshed", 6),
+            ("one is gone", True),
+            ("forgotten", True),
+            ("refreshed", True),
+        )
+        for _ in range(2)
+    ]
+
+
+def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: str) -> None:
+    done = run("", "-m", "tests.held_reads", "--count", "8", "--connect", server)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_notebook_of_the_examples_runs(server: str, orders: Archive) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.archive import divide
 from spark_jobs.reading import overlaps
-from spark_jobs.reading.objects import cover
+from spark_jobs.reading.objects import cover, pattern
 from spark_jobs.reading.overlaps import Identities, Resolved, resolve
 
 Message = tuple[int, int]
@@ -113,3 +115,32 @@ def test_a_cover_holds_the_wanted_files_and_no_others(paths: set[tuple[str, str,
     wanted = [path for path in files if data.draw(some.booleans())]
     chosen = cover(wanted, files)
     assert [path for path in files if any(path == each or path.startswith(f"{each}/") for each in chosen)] == wanted
+
+
+DIGESTS = some.text("0123456789abcdef", min_size=16, max_size=16) | some.sampled_from(["0" * 16, "0" * 15 + "1"])
+
+
+@settings(deadline=None)
+@given(some.sets(DIGESTS, min_size=1, max_size=50), some.sets(DIGESTS, max_size=50))
+def test_a_pattern_matches_the_names_it_was_made_for_and_no_others(planned: set[str], stored: set[str]) -> None:
+    matched = re.compile(pattern(planned).translate({ord("{"): "(?:", ord(","): "|", ord("}"): ")", ord("*"): ".*"}))
+    names = {digest: f"20260501T120000Z-{1:020}-{9:020}-9-{digest}.parquet" for digest in planned | stored}
+    assert {digest for digest, name in names.items() if matched.fullmatch(name)} == planned
+
+
+def test_a_pattern_of_thousands_of_names_is_hardly_longer_than_their_digests() -> None:
+    digests = [f"{number * 2**50 + 12345:016x}" for number in range(16_000)]
+    assert len(pattern(digests)) < 16_000 * 17
+
+
+@given(
+    some.lists(some.dictionaries(some.sampled_from("abc"), some.sampled_from(["text", "long"])), min_size=1),
+    some.integers(0, 5),
+)
+def test_schemas_are_divided_into_scans_that_can_read_each_of_them(reads: list[dict[str, str]], most: int) -> None:
+    scans, rest = divide(range(len(reads)), reads.__getitem__, most)  # type: ignore[arg-type]
+    assert len(scans) <= most
+    assert sorted([*rest, *(schema for _, members in scans for schema in members)]) == list(range(len(reads)))
+    assert not rest or len(scans) == most
+    for known, members in scans:
+        assert all(known[column] == kind for schema in members for column, kind in reads[schema].items())

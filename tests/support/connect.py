@@ -1,0 +1,64 @@
+"""A Spark Connect server of its own, as the script in PySpark's package starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+
+STARTS = 120.0
+
+
+def environment(remote: str) -> dict[str, str]:
+    """Variables for a process whose session is at `remote`, and for nothing else of Spark."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    return {**found, "SPARK_REMOTE": remote, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+
+
+@contextlib.contextmanager
+def connect_server(home: Path) -> Iterator[str]:
+    """Start a server that keeps its files in `home`; where to connect to."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(home),
+    }
+    words = [f"{pyspark.__path__[0]}/sbin/start-connect-server.sh", "--master", "local[2]"]
+    for name, value in settings.items():
+        words += ["--conf", f"{name}={value}"]
+    variables = environment("") | {"SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(home), "SPARK_PID_DIR": str(home)}
+    del variables["SPARK_REMOTE"]
+    log = home / "server.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(words, stdout=output, stderr=output, env=variables, start_new_session=True) as process,
+    ):
+        try:
+            _listens(process, port, log)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+def _listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + STARTS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
