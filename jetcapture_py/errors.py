@@ -7,7 +7,7 @@
     └── StoreError          an object could not be stored: retry, hold the data
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): say so at once
 
-A message that cannot be decoded is not an exception: it is a `Failure` row (see `batch`) and goes to quarantine.
+A message that cannot be decoded is not an exception: it is a `Failure` row (see `transform.batch`), in quarantine.
 """
 
 

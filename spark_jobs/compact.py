@@ -15,7 +15,7 @@ At every moment, also when it is killed, every message is in the archive, and a 
   their range, keeps them, and goes on with the rest. Killed while waiting or removing: the next run finds everything
   held by objects that it keeps, and removes the sources without writing anything.
 - Two compactions at once, even with different targets, may each hold the other's objects for redundant. They cannot
-  both be right, because an object gives way only to objects with more rows (see `compact_plan`).
+  both be right, because an object gives way only to objects with more rows (see `compaction.plan`).
 
 Objects that are alone in their range and large enough are left as they are, so a second run does nothing.
 """

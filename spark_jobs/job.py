@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+import jetcapture_py
 from jetcapture_py import errors
 from jetcapture_py.archive import layout
 from jetcapture_py.config import model, yaml_text
@@ -110,7 +111,7 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
 
 def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
     """Where workers import from: what the user configured, and this package where the driver has it from."""
-    path = str(Path(layout.__file__).resolve().parents[1])
+    path = str(Path(jetcapture_py.__file__).resolve().parents[1])
     if remote is not None:
         return path
     # Spark's launcher reads the configuration: nothing is known of it before the JVM runs

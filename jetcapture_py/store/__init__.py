@@ -33,6 +33,7 @@ _LOCAL_PERMANENT = {
     errno.EINVAL,
 }
 _MOST_KNOWN = 100_000
+_PROBES = 5
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
@@ -108,7 +109,7 @@ class LocalStore:
     """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced.
 
     A directory that is not the one of the first use any more, as after an unmount, is a `StoreError` (see
-    `archive_root`). With `{key}` in `root` that is the directory above the first part with `{key}` in it.
+    `store.root`). With `{key}` in `root` that is the directory above the first part with `{key}` in it.
     """
 
     def __init__(self, root: str) -> None:
@@ -137,12 +138,13 @@ class LocalStore:
                 return
         directory = Path(f"{root_of(self.root, None)}/{PROBE}")
         path = directory / uuid.uuid4().hex
-        try:
-            self._publish(str(path), pa.py_buffer(b"jetcapture"))
-        except StoreError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            self._publish(str(path), pa.py_buffer(b"jetcapture"))  # another replica had removed the directory
+        for attempts_left in reversed(range(_PROBES)):
+            try:
+                self._publish(str(path), pa.py_buffer(b"jetcapture"))
+                break
+            except StoreError as error:  # another replica, which starts as well, may have removed the directory
+                if not (isinstance(error.__cause__, FileNotFoundError) and attempts_left):
+                    raise
         with contextlib.suppress(OSError):
             path.unlink()
             directory.rmdir()

@@ -1,4 +1,4 @@
-"""Compacts one unit (see `compact_plan`) on an executor: what is written is read back and compared with what was read.
+"""Compacts one unit (see `plan`) on an executor: what is written is read back and compared with what was read.
 
 Nothing is removed here. An `Outcome` says which objects may go once the others are still there and readers have had
 their time.

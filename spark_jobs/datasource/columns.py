@@ -59,7 +59,7 @@ def schema_text(options: ReadOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A column of the decoder: `jetcapture_py.transform.decode.Column`."""
+    """A column of the decoder: `jetcapture_py.transform.decode.json_declared.JsonColumn`."""
 
     type: str
     path: str | None

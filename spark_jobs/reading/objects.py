@@ -246,8 +246,19 @@ class Archive:
             path = f"{self.root}/{name.path}"
             if self.local:
                 return _local_footer(path)
+
+            def read(start: int, end: int) -> bytes:
+                return bytes(self.fs.cat_file(path, start=start, end=end))
+
             size = listing.sizes[name.path]
-            return read_footer(lambda start, end: bytes(self.fs.cat_file(path, start=start, end=end)), size)
+            try:
+                return read_footer(read, size)
+            except pa.ArrowInvalid:  # a redelivery may have written the same messages again, in another number of bytes
+                self.fs.invalidate_cache()
+                now = int(self.fs.info(path)["size"])
+                if now == size:
+                    raise
+                return read_footer(read, now)
 
         reader = SchemaReader()
         numbers = []

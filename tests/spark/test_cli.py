@@ -41,6 +41,7 @@ def look(batches):
 spark = session("test")
 row = spark.range(1).mapInArrow(look, "name string, root string").first()
 print(spark.conf.get("spark.sql.session.timeZone"), *row)
+print(spark.sparkContext.getConf().get("spark.executorEnv.PYTHONPATH"))
 """
 SHIPPED = """
 from pyspark.sql import SparkSession
@@ -117,7 +118,10 @@ def test_settings_given_to_spark_submit_are_kept(tmp_path: Path) -> None:
     given = {"spark.sql.session.timeZone": "Asia/Kathmandu", "spark.executorEnv.PYTHONPATH": str(theirs)}
     words = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
     done = submit(tmp_path, *words, str(program), PYTHONPATH=str(REPOSITORY))
-    assert (done.returncode, done.stdout.split()) == (0, ["Asia/Kathmandu", "theirs", str(REPOSITORY)]), done.stderr
+    path = f"{theirs}{os.pathsep}{REPOSITORY}"
+    assert (done.returncode, done.stdout.split()) == (0, ["Asia/Kathmandu", "theirs", str(REPOSITORY), path]), (
+        done.stderr
+    )
 
 
 def test_a_session_knows_the_nats_format_when_the_package_comes_with_py_files(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
 
 __all__ = [
-    "Column",
     "FormatConfig",
     "InferringJsonDecoder",
     "JsonDecoder",
