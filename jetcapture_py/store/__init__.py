@@ -33,7 +33,7 @@ _LOCAL_PERMANENT = {
     errno.EINVAL,
 }
 _MOST_KNOWN = 100_000
-_PROBES = 5
+_PROBES = 50
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
