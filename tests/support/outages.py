@@ -110,7 +110,8 @@ async def endure(directory: Path, plan: Plan) -> Seen:
                     enough.set()
                     await publishing
                     await _caught_up(stream, 1, command)
-                    await asyncio.sleep(0.5)  # one more look
+                    end = time.monotonic()
+                    await until(lambda: seen.readiness[-1][0] > end and seen.readiness[-1][1] == 200, "it stays ready")
                 finally:
                     watching.cancel()
                     publishing.cancel()
