@@ -33,7 +33,6 @@ _LOCAL_PERMANENT = {
     errno.EINVAL,
 }
 _MOST_KNOWN = 100_000
-_PROBES = 50
 _ABANDONED = 3600.0
 """Age in seconds at which a temporary file of a local store is taken for a dead process's."""
 
@@ -136,18 +135,10 @@ class LocalStore:
         if "{key}" in self.root:
             with _explained(self._archive.path), self._archive.opened():
                 return
-        directory = Path(f"{root_of(self.root, None)}/{PROBE}")
-        path = directory / uuid.uuid4().hex
-        for attempts_left in reversed(range(_PROBES)):
-            try:
-                self._publish(str(path), pa.py_buffer(b"jetcapture"))
-                break
-            except StoreError as error:  # another replica, which starts as well, may have removed the directory
-                if not (isinstance(error.__cause__, FileNotFoundError) and attempts_left):
-                    raise
+        path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
+        self._publish(path, pa.py_buffer(b"jetcapture"))
         with contextlib.suppress(OSError):
-            path.unlink()
-            directory.rmdir()
+            Path(path).unlink()
 
     def read_note(self, path: str) -> bytes | None:
         """A small file's content; None when it does not exist."""

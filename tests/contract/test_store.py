@@ -279,6 +279,7 @@ def test_nothing_is_visible_before_it_is_whole_and_synced(local: LocalPlace, mon
 
     store = local.open()
     store.probe()
+    (local.root / "_probe").rmdir()
     monkeypatch.setattr(os, "fsync", watch)
     location = Path(put(store, name(), b"content"))
     monkeypatch.undo()
