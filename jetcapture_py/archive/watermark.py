@@ -20,10 +20,6 @@ MARGIN = timedelta(seconds=5)
 """How far apart the clocks of the stream's leader and the consumer's may be."""
 READER_MARGIN = timedelta(minutes=5)
 """How far the clock of a machine that reads the archive may be behind the servers'."""
-_MOST_SAMPLES = 4096
-_MOST_FILTERS = 100
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

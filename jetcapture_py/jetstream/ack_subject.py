@@ -25,13 +25,19 @@ class AckPosition(NamedTuple):
     delivery: int
 
 
-def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
-    """Where the message with this ack subject stands; None if it is not one of the consumer's."""
+def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], int]:
+    """Split an ack subject; also where the stream's name stands in it, 0 if it is not one of the consumer's."""
     tokens = reply.split(b".")
     base = 2 if len(tokens) == _SHORT else 4
-    if len(tokens) != _SHORT and len(tokens) < _LONG:
-        return None
-    if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream.encode(), consumer.encode()]:
+    long_enough = len(tokens) == _SHORT or len(tokens) >= _LONG
+    own = tokens[:2] == [b"$JS", b"ACK"] and tokens[base : base + 2] == [stream, consumer]
+    return tokens, base if long_enough and own else 0
+
+
+def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
+    """Where the message with this ack subject stands; None if it is not one of the consumer's."""
+    tokens, base = _tokens(reply, stream.encode(), consumer.encode())
+    if not base:
         return None
     numbers = tokens[base + 3 : base + 5]
     if not all(number.isdigit() and len(number) < 20 for number in numbers):
@@ -84,11 +90,8 @@ def ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[Nu
 
 def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | None:
     """The numbers, if all begin like the first, which is right, and have as many tokens; else nothing is known."""
-    tokens = replies[0].as_py().split(b".")
-    base = 2 if len(tokens) == _SHORT else 4
-    if len(tokens) != _SHORT and len(tokens) < _LONG:
-        return None
-    if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream.encode(), consumer.encode()]:
+    tokens, base = _tokens(replies[0].as_py(), stream.encode(), consumer.encode())
+    if not base:
         return None
     head, dots = b".".join(tokens[: base + 2]) + b".", len(tokens) - 1
     if not pc.all(pc.starts_with(replies, head)).as_py():
@@ -142,13 +145,10 @@ def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tu
     rows: list[tuple[int, int, int]] = []
     keep: list[int] = []
     for index, reply in enumerate(replies):
-        tokens = reply.split(b".")
-        base = 2 if len(tokens) == _SHORT else 4
-        if len(tokens) != _SHORT and len(tokens) < _LONG:
+        tokens, base = _tokens(reply, stream, consumer)
+        if not base:
             continue
         numbers = (tokens[base + 2], tokens[base + 3], tokens[base + 5])
-        if tokens[:2] != [b"$JS", b"ACK"] or tokens[base : base + 2] != [stream, consumer]:
-            continue
         if all(number.isdigit() and len(number) < 20 and int(number) < 1 << 63 for number in numbers):
             rows.append((int(numbers[0]), int(numbers[1]), int(numbers[2])))
             keep.append(index)
