@@ -8,8 +8,8 @@ SEED ?=
 
 VENV = .venv
 LOWEST = .venv-lowest
-LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py tests/integration/test_keys.py \
-  tests/integration/test_user_code.py tests/integration/test_capture.py
+LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py \
+  tests/integration/capture/test_keys.py tests/integration/capture/test_user_code.py tests/integration/capture/test_capture.py
 RUN = $(VENV)/bin/python -m
 INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
 FOR_DEMO = $(VENV)/installed-demo
