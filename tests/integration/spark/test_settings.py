@@ -17,6 +17,7 @@ import pytest
 
 from tests.integration.spark import core
 from tests.integration.spark.conftest import Archive
+from tests.support import java
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream
 
@@ -92,6 +93,6 @@ def test_the_core_cases_hold_on_connect_and_on_a_cluster(
         timeout=600,
         check=False,
         cwd=Path(__file__).parents[3],
-        env={key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))},
+        env=java.only(),
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-3000:]
