@@ -7,6 +7,9 @@ WORKERS ?= 4
 MINUTES ?= 30
 SEED ?=
 
+# every test starts Python again and again, which is slower where it may not keep what it has compiled
+export PYTHONDONTWRITEBYTECODE =
+
 VENV = .venv
 LOWEST = .venv-lowest
 LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py \

@@ -38,7 +38,6 @@ TARGET = 64 << 10
 GRACE = 2
 STARTS = 120.0
 MOMENTS = ("writing", "writing", "waiting", "removing", "removing")
-QUICK_START = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def fill(archive: Archive) -> int:
@@ -136,7 +135,6 @@ class Job:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **QUICK_START},
             )
 
     def killed_when(self, condition: Callable[[], bool], delay: float) -> bool:
