@@ -17,7 +17,9 @@ from pathlib import Path
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
 """Read by every script of Spark that starts a JVM."""
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
+PATIENT = "-Dspark.python.authenticate.socketTimeout=300s"
+"""Spark waits 15 seconds for a Python worker, which a busy machine may not start in that time."""
 
 
 def classes() -> Path:
@@ -28,7 +30,7 @@ def classes() -> Path:
 def use() -> None:
     """Have every Spark that this process and its children start use these options, unless others are set."""
     shared = f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable" if classes().exists() else ""
-    os.environ.setdefault(VARIABLE, SHORT_LIVED + shared)
+    os.environ.setdefault(VARIABLE, f"{SHORT_LIVED} {PATIENT}{shared}")
 
 
 def only() -> dict[str, str]:
@@ -49,6 +51,7 @@ def write() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         home, written = Path(place), Path(place) / "classes.jsa"
+        options = f"{SHORT_LIVED} {PATIENT} -XX:ArchiveClassesAtExit={written} -Xlog:disable"
         archive = Archive(home / "archive")
         core.fill(archive)
         with NatsServer(home / "nats") as server:
@@ -58,7 +61,7 @@ def write() -> None:
                 capture_output=True,  # which ends when the JVM has ended
                 text=True,
                 check=False,
-                env={**os.environ, VARIABLE: f"{SHORT_LIVED} -XX:ArchiveClassesAtExit={written} -Xlog:disable"},
+                env={**os.environ, VARIABLE: options},
             )
         if written.exists():
             written.replace(classes())

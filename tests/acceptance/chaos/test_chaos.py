@@ -29,7 +29,15 @@ V2 = "jetstream { domain: chaos }\nfeature_flags { js_ack_fc_v2: true }"
 
 
 def survive(directory: Path, storm: Storm, shape: Shape, seed: int = 20261121) -> Outcome:
-    outcome = asyncio.run(trial(directory, shape, seed, storm))
+    """The outcome of a storm, after which publishing goes on until enough is published, however slow the machine is."""
+
+    async def long_enough(world: World) -> None:
+        await storm(world)
+        while world.publisher.published - int(world.ledger.excused.sum()) <= 1000:
+            world.check_alive()
+            await asyncio.sleep(0.1)
+
+    outcome = asyncio.run(trial(directory, shape, seed, long_enough, settle=600))
     assert outcome.problems == []
     assert outcome.verdict.messages > 1000
     return outcome

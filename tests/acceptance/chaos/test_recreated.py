@@ -30,7 +30,7 @@ class WaitingStore(LocalStore):
         self.go = threading.Event()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        self.go.wait(20)
+        self.go.wait(60)
         return super().put(name, data)
 
 
@@ -64,7 +64,7 @@ def test_what_is_held_of_a_stream_that_is_gone_is_stored_and_not_acknowledged_to
                 await until(lambda: capture.state.source.reconnects > 0, "the capture is connected again")
             store.go.set()
             with pytest.raises(SourceError, match="created again" if cut_off else "Consumer Deleted"):
-                await asyncio.wait_for(running, 15)
+                await asyncio.wait_for(running, 60)
         assert (await consumer(server.url)).num_ack_pending == COUNT
         assert {row["_nats_payload"] for row in rows(root)} == {b"old"}
 

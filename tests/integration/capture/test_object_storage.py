@@ -107,7 +107,7 @@ def test_a_capture_that_is_killed_again_and_again_loses_nothing(
     assert asyncio.run(consumer(server.url)).num_pending > 0, "there was nothing left to be killed in"
     with Command(tmp_path, configuration, "last") as command:
         command.start("--until-caught-up")
-        assert command.wait(60) == 0, command.log[-2000:]
+        assert command.wait() == 0, command.log[-2000:]
     found: dict[int, bytes] = {}
     for name, body in place.read():
         table = pq.read_table(pa.BufferReader(body))

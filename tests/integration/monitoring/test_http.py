@@ -64,14 +64,14 @@ class MoodyStore(LocalStore):
         self.answers.set()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        self.answers.wait(20)
+        self.answers.wait(60)
         if self.error is not None:
             raise self.error
         return super().put(name, data)
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -249,9 +249,9 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
         store.error = StoreError("not today")
         impatient = config(server.url, tmp_path / "archive", store={"retry_for": "0.5s"})
         with pytest.raises(StoreError, match="not today"):
-            await asyncio.wait_for(Capture(impatient, store=store).run(asyncio.Event()), 10)
+            await asyncio.wait_for(Capture(impatient, store=store).run(asyncio.Event()), 60)
         stop.set()
-        await asyncio.wait_for(Capture(config(server.url, tmp_path / "archive"), store=store).run(stop), 10)
+        await asyncio.wait_for(Capture(config(server.url, tmp_path / "archive"), store=store).run(stop), 60)
 
     asyncio.run(scenario())
 
@@ -330,7 +330,7 @@ def test_too_many_clients_are_turned_away_and_the_others_served(
         with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), 60) == b""
             writer.close()
             for _, each in idle:
                 each.close()

@@ -116,7 +116,7 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
             await publish(server.url, [("orders.a", b"", None)] * 2)
             await until(lambda: shown()[-1].get("pending") == 2, "it goes on")
             watching.send_signal(signal.SIGINT)
-            assert watching.wait(10) == 0
+            assert watching.wait(60) == 0
         finally:
             if watching.poll() is None:
                 os.kill(watching.pid, signal.SIGKILL)

@@ -228,7 +228,7 @@ def test_no_name_writes_a_line_into_the_log(server: NatsServer, tmp_path: Path, 
         block={"max_bytes": "1"},  # an object for each message
     )
     with Command(tmp_path, found, f"log-{form}") as replica:
-        assert replica.start("--until-caught-up").wait(60) == 0, replica.log
+        assert replica.start("--until-caught-up").wait() == 0, replica.log
     lines = raw_lines((tmp_path / f"log-{form}.log").read_bytes())
     assert len(lines) < 200
     events = [json.loads(line)["event"] if form == "json" else line.split(" ")[2] for line in lines]
@@ -278,7 +278,7 @@ def test_no_name_is_markup_in_the_page_or_a_label_of_the_metrics(nats_server: Ca
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return str(answer.read().decode())
 
 

@@ -130,7 +130,7 @@ def capture(server: NatsServer, archive: Path, domain: str | None = None, **sect
     """Capture all there is as the example's user `archive`, with what it is allowed; raise what it meets."""
     found = config(server.url, archive, nats=as_user(server, "archive") | {"domain": domain}, **sections)
     with leaves():
-        asyncio.run(asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 20))
+        asyncio.run(asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 60))
 
 
 @pytest.mark.parametrize("consumer", [True, False])
@@ -195,7 +195,7 @@ def test_the_command_says_it_in_one_line_and_exits_1(start: Start, tmp_path: Pat
     server = start(without("$JS.ACK.ORDERS.archive.>", of="CAPTURE"))
     nats_section = as_user(server, "archive")
     with Command(tmp_path, settings(server.url, tmp_path / "archive", nats=nats_section)) as replica:
-        assert replica.start("--until-caught-up").wait(20) == 1
+        assert replica.start("--until-caught-up").wait() == 1
     (failed,) = replica.events("capture.failed")
     assert failed["error"] == "NATS refused: this user may not publish to $JS.ACK.ORDERS.archive.>"
     about = [line for line in replica.log.splitlines() if "this user may not" in line]
@@ -219,7 +219,7 @@ def test_another_user_neither_reads_the_inbox_nor_writes_to_it(start: Start, tmp
         await other.publish("orders.seen", b"seen")  # what the spy may see
         await other.flush()
         found = config(server.url, tmp_path / "archive", nats=as_user(server, "archive"))
-        await asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 20)
+        await asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 60)
         await other.flush()
         await other.close()
         return seen

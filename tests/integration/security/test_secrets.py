@@ -151,7 +151,7 @@ def server(nats_server: Start) -> NatsServer:
 
 def fetch(url: str) -> bytes:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -54,7 +54,7 @@ def refusals(archive: Path, attempts: Sequence[tuple[str, dict[str, Any]]]) -> l
         login = {"servers": [address], "user": "app", "password": "s3cret", **section}
         found = config(address, archive, nats=login, source={"create": False})
         try:
-            await asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 10)
+            await asyncio.wait_for(Capture(found).run(asyncio.Event(), until_caught_up=True), 60)
         except JetcaptureError as error:
             return str(error)
         return "nothing"
@@ -103,7 +103,7 @@ def test_the_command_says_so_in_one_line_and_exits_1(nats_server: Start, certifi
     server = nats_server(secured(certificates, "expired"))
     section = {"user": "app", "password": "s3cret", "tls": {"ca": str(certificates / "ca.pem")}}
     with Command(tmp_path, settings(server.url, tmp_path / "archive", nats=section)) as replica:
-        assert replica.start().wait(20) == 1
+        assert replica.start().wait() == 1
     (failed,) = replica.events("capture.failed")
     assert re.search(FAULTS["expired"], failed["error"])
 

@@ -243,7 +243,7 @@ def test_a_process_killed_in_an_upload_leaves_nothing(served: S3Place | AzurePla
     with Link(port_of(served), rate=3 << 20) as link:
         arguments = json.dumps([served.url, through(served, link.port), size])
         with subprocess.Popen([sys.executable, "-c", PUT, arguments], cwd=Path(__file__).parents[3]) as process:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while link.passed < 1 << 20:
                 assert process.poll() is None
                 assert time.monotonic() < deadline
@@ -294,7 +294,7 @@ def test_a_server_that_never_answers_is_given_up_after_the_time_in_the_options(
     store = open_store(served.url, hurried(served, silent, 0.2))
     for work in (lambda: put(store, b"content"), store.probe):
         _, seconds = timed(work)
-        assert seconds < 5
+        assert seconds < 20
 
 
 def test_a_server_that_never_answers_is_given_up_without_any_options(
@@ -306,7 +306,7 @@ def test_a_server_that_never_answers_is_given_up_without_any_options(
     assert isinstance(store, FsspecStore)
     for work in (lambda: put(store, b"content"), lambda: put(store, bytes(32 << 20)), lambda: store.read_note("note")):
         _, seconds = timed(work)
-        assert seconds < 3
+        assert seconds < 20
 
 
 def test_a_slow_upload_is_not_taken_for_silence(served: S3Place | AzurePlace) -> None:

@@ -34,7 +34,7 @@ def test_what_is_within_never_weighs_more_than_the_limit_but_for_one_piece_alone
         assert order == list(range(60))
         assert gate.taken == 0
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_who_is_cancelled_or_fails_leaves_room() -> None:
@@ -51,7 +51,7 @@ def test_who_is_cancelled_or_fails_leaves_room() -> None:
                 raise ValueError("broken")
         assert gate.taken == 0
 
-    asyncio.run(asyncio.wait_for(scenario(), 10))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 async def _within(gate: WeightedSemaphore, weight: int) -> int:

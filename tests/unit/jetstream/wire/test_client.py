@@ -526,7 +526,7 @@ async def exchange(url: str, *, fast: bool) -> tuple[list[Message], list[tuple[b
             await connection.write(
                 b" ".join([*words, b"%d" % (len(headers) + len(payload))]) + b"\r\n" + headers + payload + b"\r\n"
             )
-        await asyncio.wait_for(done.wait(), 10)
+        await asyncio.wait_for(done.wait(), 60)
         # the same connection still serves ordinary subscriptions, requests and pings
         ordinary = await connection.subscribe("ordinary")
         await connection.publish("ordinary", b"as ever", headers={"A": "1"})
