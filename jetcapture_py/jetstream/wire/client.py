@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
@@ -49,6 +50,7 @@ class Connection(Client):
         super().__init__()
         self._require_tls = require_tls
         self.inboxes: dict[int, Inbox] = {}
+        self._filling: dict[int, Subscription] = {}
         self.reads = 0  # times that the socket has given bytes, be it a part of a message
         self.denials = Denials()
         self.fast = fast and supported()
@@ -62,6 +64,18 @@ class Connection(Client):
     def forget(self, sid: int) -> None:
         """No more messages of subscription `sid` are expected."""
         self.inboxes.pop(sid, None)
+
+    async def receive_into(self, inbox: Inbox, subject: str) -> int:
+        """Subscribe, and have what comes go to `inbox`; returns the subscription's number."""
+        subscription = await self.subscribe(subject)
+        self.register(subscription._id, inbox)
+        self._filling[subscription._id] = subscription
+        return subscription._id
+
+    async def stop_receiving(self, sid: int) -> None:
+        """Unsubscribe, once; what the server has sent before still goes to the inbox until `forget`."""
+        if subscription := self._filling.pop(sid, None):
+            await subscription.unsubscribe()
 
     @property
     def server_id(self) -> str:
