@@ -136,11 +136,35 @@ def _receive_failed(error: Exception) -> ProtocolError:
     return ProtocolError()
 
 
+PRIVATE = frozenset(
+    {
+        "_closed_cb",
+        "_connect_command",
+        "_connect_to_server",
+        "_current_server",
+        "_disconnected_cb",
+        "_error_cb",
+        "_flush_pending",
+        "_inbox_prefix",
+        "_process_err",
+        "_process_msg",
+        "_ps",
+        "_reconnected_cb",
+        "_send_command",
+        "_server_info",
+        "_transport",
+    }
+)
+"""What is used here and in `jetstream.publish` of nats-py's client, and is not public."""
+
+
 def supported() -> bool:
-    """Whether nats-py's parser is the one that `FrameParser` knows how to stand in for."""
+    """Whether nats-py is made as this and `FrameParser`, which stands in for its parser, expect."""
     client = Client()
     return (
-        type(getattr(client, "_ps", None)) is Parser
+        all(hasattr(client, name) for name in PRIVATE)
+        and vars(Subscription(client, 7)).get("_id") == 7
+        and type(getattr(client, "_ps", None)) is Parser
         and inspect.iscoroutinefunction(Parser.parse)
         and list(inspect.signature(Parser.parse).parameters) == ["self", "data"]
         and list(inspect.signature(Parser.reset).parameters) == ["self"]
