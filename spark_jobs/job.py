@@ -49,7 +49,7 @@ _NOT_INSTALLED = (
 )
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? ")
-_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.StoreOptions)
+_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:

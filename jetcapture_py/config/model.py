@@ -232,7 +232,7 @@ class StoreConfig(Section):
     url: types.StoreUrl = Field(
         description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
     )
-    options: types.StoreOptions = Field(
+    options: types.Options = Field(
         default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never shown."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")

@@ -280,5 +280,5 @@ Listen = Annotated[str, AfterValidator(_listen)]
 """An address and a port to listen on; without an address, all of this host's; port 0 is any that is free."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
 """Where the archive lies: an absolute path or an address that fsspec understands."""
-StoreOptions = Annotated[dict[str, Any], AfterValidator(_plain)]
+Options = Annotated[dict[str, Any], AfterValidator(_plain)]
 """Anything, handed on."""

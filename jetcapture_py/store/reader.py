@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout
-from jetcapture_py.errors import ObjectGoneError, StoreError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.remote import FsspecStore, open_remote, root_of
 from jetcapture_py.text import one_line
 
@@ -127,13 +127,13 @@ class ObjectStorage:
         return [str(entry["name"]).rstrip("/") for entry in entries if entry.get("type") == "directory"]
 
     def read(self, file: File, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to, and without, `end`. Raises ObjectGoneError, StoreError."""
+        """The bytes of a file from `start` up to, and without, `end`. Raises VanishedError, StoreError."""
         last = file.size if end is None else end
         with _explained(file.path):
             return bytes(self._do(lambda fs: fs.cat_file(file.place, start=start, end=last)))
 
     def again(self, file: File) -> File:
-        """The same file as it is now: it may have been stored once more since. Raises ObjectGoneError, StoreError."""
+        """The same file as it is now: it may have been stored once more since. Raises VanishedError, StoreError."""
         with _explained(file.path):
             return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
 
@@ -146,17 +146,17 @@ class ObjectStorage:
         try:
             with _explained(path):
                 return bytes(self._do(lambda fs: fs.cat_file(f"{self._template}/{path}")))
-        except ObjectGoneError:
+        except VanishedError:
             return None
 
 
 @contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """Raise ObjectGoneError or StoreError for whatever a backend raises: each has errors of its own."""
+    """Raise VanishedError or StoreError for whatever a backend raises: each has errors of its own."""
     try:
         yield
     except FileNotFoundError as error:
-        raise ObjectGoneError(f"{path} is gone") from error
+        raise VanishedError(f"{path} is gone") from error
     except Exception as error:
         raise StoreError(f"cannot read {path}: {one_line(error)}") from error
 

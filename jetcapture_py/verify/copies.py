@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import ObjectGoneError, StoreError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
 from jetcapture_py.verify.in_order import in_order
@@ -115,7 +115,7 @@ class Finder:
         for _ in range(_ATTEMPTS):
             try:
                 return positions(self._storage, each.file, each.name, self._life)
-            except ObjectGoneError:
+            except VanishedError:
                 return _NONE, _NONE
             except (DamagedError, StoreError):
                 continue

@@ -76,7 +76,7 @@ class Held:
 
 
 def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
-    """What the object `file` of that name holds. Raises DamagedError, ObjectGoneError, StoreError."""
+    """What the object `file` of that name holds. Raises DamagedError, VanishedError, StoreError."""
     item = _Object(storage, file, name)
     messages = item.compared()
     if deep:
@@ -111,7 +111,7 @@ def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnat
 def positions(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
     """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
 
-    Raises DamagedError, ObjectGoneError, StoreError.
+    Raises DamagedError, VanishedError, StoreError.
     """
     item = _Object(storage, file, name)
     item.compared()

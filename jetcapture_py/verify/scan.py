@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import ObjectGoneError, StoreError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.copies import Copies, Finder, Seen
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
@@ -155,7 +155,7 @@ def _examined(
     for attempt in range(_ATTEMPTS):
         try:
             return examine(storage, storage.again(file) if attempt else file, name, life, deep=deep)
-        except ObjectGoneError:
+        except VanishedError:
             return None
         except DamagedError as error:
             if reason == str(error):

@@ -24,8 +24,9 @@ from jetcapture_py.capture import acknowledging
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.wire.client import Connection, FrameParser
+from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.nats_server import NatsServer
