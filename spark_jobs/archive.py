@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property, reduce
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.reading.arrow_engine import ArrowEngine
@@ -31,9 +31,6 @@ from spark_jobs.reading.part import Keys, Moment, Part
 
 Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]
-
-LONGEST_INTERVAL = timedelta(days=1)
-"""A name gives the bucket's start only; an object that starts up to this much before `start` may reach into it."""
 
 MOST_SCANS = 16
 """Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several

@@ -43,14 +43,13 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.plan import Source, units
+from spark_jobs.compaction.plan import TARGET_SIZE, Source, units
 from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
 from spark_jobs.job import guarded, part_arguments, reading, session, store_arguments
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
 
-TARGET_SIZE = 128 << 20
 OLDER_THAN = 3600.0
 GRACE = 300.0
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
-from spark_jobs.archive import LONGEST_INTERVAL
 from spark_jobs.compaction.files import Files, Footer, GoneError
 from spark_jobs.compaction.merge import Identities, Rows, survey
 from spark_jobs.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
