@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from jetcapture_py import text
+
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def visible(text: str) -> str:
+def visible(value: str) -> str:
     """Return the text with unprintable characters escaped, except line breaks."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else f"\\u{ord(char):04x}" for char in text)
+    if value.isprintable():
+        return value
+    return "".join(char if char.isprintable() or char == "\n" else f"\\u{ord(char):04x}" for char in value)
 
 
-def clipped(text: str, longest: int) -> str:
+def clipped(value: str, longest: int) -> str:
     """Return the text on one line, cut off after `longest` characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    value = " ".join(value.split())
+    return value if len(value) <= longest else f"{value[: longest - 1]}…"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
     """Return the count with its noun: "1 object", "2,000 objects"."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return text.plural(count, one, many, grouped=True)
 
 
 def short(count: float) -> str:
