@@ -21,8 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs.job import archive_arguments, guarded, session
-from spark_jobs.reading.objects import VanishedError
 from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.reading.place import VanishedError
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
 
