@@ -21,9 +21,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typer import Option
 
+from jetcapture_py.errors import VanishedError
 from spark_jobs.arguments import ArchiveArguments, parse
 from spark_jobs.job import guarded, session
-from spark_jobs.reading.objects import VanishedError
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
