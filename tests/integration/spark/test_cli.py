@@ -162,14 +162,19 @@ def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: P
             env=environment,
             start_new_session=True,
         )
-        partial = output.with_name(".never.csv.partial")
-        deadline = time.monotonic() + 240
-        while not partial.exists():  # it is about to ask Spark for the first row
-            assert job.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
-        assert job.wait(100) == 130
+        try:
+            partial = output.with_name(".never.csv.partial")
+            deadline = time.monotonic() + 240
+            while not partial.exists():  # it is about to ask Spark for the first row
+                assert job.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
+            assert job.wait(100) == 130
+        finally:  # it would go on for days
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
         log.seek(0)
         said = [line for line in log.read().splitlines() if not line.startswith(STARTING)]
     assert said == ["query: interrupted"]
