@@ -1,8 +1,4 @@
-"""Every share of a budget, with its reason, and what keeps work within it.
-
-The budgets are `limits.memory` in bytes, `limits.open_blocks`, and the messages that may be unacknowledged: the
-consumer's `max_ack_pending`, less what other replicas hold.
-"""
+"""Keeps work within its share of a budget."""
 
 from __future__ import annotations
 
@@ -11,36 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypedDict
 
+from jetcapture_py.config.shares import (
+    FIRST_BATCH,
+    OPEN_SHARE,
+    OPEN_UNACKED_SHARE,
+    SEALED_BLOCKS_SHARE,
+    SEALED_MEMORY_SHARE,
+    SEALED_UNACKED_SHARE,
+)
+
 if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Blocks
     from jetcapture_py.config.model import LimitsConfig
-
-BLOCK_SHARE = 4
-"""A block takes at most this part of the memory, or one alone could fill what is for all."""
-DECODE_SHARE, DECODE_MOST = 8, 16 << 20
-"""Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
-of received memory."""
-ENCODING_SHARE = 8
-"""Blocks that are encoded at the same time take this part of the memory."""
-RELEASE_SHARE = 8
-"""The process may grow by this part of the memory before the allocator gives back what it kept."""
-OPEN_SHARE = 2
-"""Open blocks take at most this part of the memory; the rest is for what is on its way to the store."""
-OPEN_UNACKED_SHARE = 3
-"""Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
-that waits for acks is slow to take them."""
-SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
-"""When there is too much of something open, so much more of it is sealed, so that it is not too much again at once."""
-PREPARING_COPIES = 3
-"""A batch in preparation lies in memory as received, as columns, and as routed columns."""
-ENCODING_COPIES = 3
-"""A block that is being encoded lies in memory in one piece, sorted and encoded, too."""
-SMALL_BLOCK, TOGETHER = 64 << 10, 64
-"""Blocks below so many bytes share a worker thread's turn, up to so many of them."""
-LARGE_BLOCKS_WAITING = 2
-"""Larger blocks that may wait for each worker."""
-FIRST_BATCH = 4096
-"""Messages decoded at once while nothing is known of their columns."""
 
 
 class Excess(TypedDict):

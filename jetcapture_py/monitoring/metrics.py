@@ -115,9 +115,9 @@ class Metrics(Collector):
         held = capture.memory + capture.source.waiting_bytes
         yield _gauge("buffered_bytes", "Bytes held of messages that are not stored yet", held)
         yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
-        yield _gauge("in_flight_bytes", "Bytes that open pulls may still bring", capture.source.in_flight)
+        yield _gauge("in_flight_bytes", "Bytes that open pulls may still bring", capture.source.pulls.in_flight)
         limit = "The most that this may be, but for a single larger message; less for a while after a loss"
-        yield _gauge("in_flight_bytes_limit", limit, capture.source.in_flight_limit)
+        yield _gauge("in_flight_bytes_limit", limit, capture.source.pulls.limits.limit)
         yield _gauge("unacked_messages", "Messages that this process holds", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:

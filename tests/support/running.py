@@ -23,14 +23,14 @@ from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.jetstream import source
+from jetcapture_py.jetstream import pulls
 from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 
 STREAM = "ORDERS"
 CONSUMER = "archive"
 Message = tuple[str, bytes, Headers | None]
 
-source.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
+pulls.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:

@@ -24,8 +24,9 @@ from jetcapture_py.capture import acknowledging
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
 from jetcapture_py.jetstream import acks
-from jetcapture_py.jetstream.wire.client import Connection, FrameParser
+from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.nats_server import NatsServer
@@ -207,7 +208,7 @@ def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, 
             await client.jetstream().add_consumer(STREAM, durable_name=CONSUMER, ack_policy="explicit", max_waiting=2)
         capture = await capture_all(config(server.url, tmp_path / "archive", source={"batch": 100}))
         assert capture.stats.acked == 1000
-        assert [lane.pull > 0 for lane in capture.source._lanes] == [True] * 2 + [False] * 8
+        assert [lane.pull > 0 for lane in capture.source.pulls.slots] == [True] * 2 + [False] * 8
 
     asyncio.run(scenario())
 
@@ -320,7 +321,7 @@ def test_a_drain_unsubscribes_once_every_pull_has_ended(
         await publish(server.url, plain(count))
         settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 1000, "batch": 200})
         async with running(settings) as capture:
-            lanes = capture.source._lanes
+            lanes = capture.source.pulls.slots
 
             async def noted(subscription: Subscription) -> None:
                 open_pulls.append(sum(lane.active for lane in lanes))
@@ -370,13 +371,13 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
 def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.jetstream.source.EXPIRES", 30.0)
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 30.0)
 
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [])
         async with running(config(server.url, tmp_path / "archive")) as capture:
-            lane = capture.source._lanes[0]
+            lane = capture.source.pulls.slots[0]
             await until(lambda: lane.active, "it pulls")
             inbox, pull = f"{lane.subject}.{lane.pull}", lane.pull
             async with connection(server.url) as client:
@@ -398,7 +399,7 @@ def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start,
         server = nats_server()
         await publish(server.url, [])
         async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as capture:
-            lanes = capture.source._lanes
+            lanes = capture.source.pulls.slots
             await until(lambda: all(lane.pull for lane in lanes), "every lane has pulled")
             pulls = [lane.pull for lane in lanes]
             for lane in lanes:  # as if the server had forgotten the pulls and never said so
@@ -563,7 +564,7 @@ def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
         server = nats_server()
         await publish(server.url, plain(10))
         async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.3s"})) as capture:
-            inbox = f"{capture.source._lanes[0].subject}.77"
+            inbox = f"{capture.source.pulls.slots[0].subject}.77"
             async with connection(server.url) as client:
                 await client.publish(inbox, b"forged", reply="more.nonsense")
                 await client.publish(inbox, b"forged", reply="nonsense")

@@ -14,7 +14,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from jetcapture_py.archive import layout
-from jetcapture_py.jetstream.source import LANES
+from jetcapture_py.jetstream.pulls import SLOTS
 from tests.chaos.proxy import Proxy
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -74,7 +74,7 @@ def test_what_a_broken_connection_took_with_it_is_delivered_again_at_once(
                 await freeze(proxy, server)
                 await until(lambda: capture.stats.received == COUNT, "all come within a tenth of ack_wait", 60)
                 assert 0 < capture.stats.redelivered <= capture.source.lost
-                assert capture.source.in_flight_limit < 24 << 20
+                assert capture.source.pulls.limits.limit < 24 << 20
             assert (await consumer(server.url)).num_ack_pending == 0
         found = rows(tmp_path / "archive")
         assert [row[layout.SEQ] for row in found] == list(range(1, COUNT + 1))
@@ -151,7 +151,7 @@ def test_a_process_that_stood_still_gets_what_it_missed_long_before_ack_wait(
 
                 async def pulls() -> bool:
                     with contextlib.suppress(NotFoundError):
-                        return (await stream.consumer_info(STREAM, CONSUMER)).num_waiting == LANES
+                        return (await stream.consumer_info(STREAM, CONSUMER)).num_waiting == SLOTS
                     return False
 
                 async def done() -> bool:

@@ -35,7 +35,7 @@ def restart(server: NatsServer, extra_config: str) -> None:
 
 
 def pulls(capture: Any) -> int:
-    return sum(lane.pull for lane in capture.source._lanes)
+    return sum(lane.pull for lane in capture.source.pulls.slots)
 
 
 async def create_consumer(url: str, **settings: Any) -> None:

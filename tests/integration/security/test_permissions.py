@@ -19,9 +19,9 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.monitoring.status import CaptureStatus, Observed
-from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.fetch import Fetch
-from spark_jobs.datasource.offsets import Positions, Range
+from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions, parse
 from spark_jobs.datasource.session import Session
 from spark_jobs.publishing.publish import publish_batches
@@ -245,8 +245,8 @@ def read(server: NatsServer) -> int:
         state = positions.state()
         positions.last_match(state)
         positions.first(state)
-        part = Range(state.first, state.last + 1, state.created)
-        chunks = Columns(reading, ENVELOPE).batches(Fetch(session, reading, part, bare=False), part)
+        part = StreamPartition(state.first, state.last + 1, state.created)
+        chunks = MessageColumns(reading, ENVELOPE).batches(Fetch(session, reading, part, bare=False), part)
         return sum(batch.num_rows for batch in chunks)
 
 

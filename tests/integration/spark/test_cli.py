@@ -78,7 +78,7 @@ def orders(archive: Archive) -> Archive:
 def test_every_job_tells_its_own_arguments(job: str) -> None:
     done = run([*JETCAPTURE, "spark", job, "--help"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"usage: {job} ")
+    assert done.stdout.startswith(f"Usage: {job} ")
 
 
 @pytest.mark.usefixtures("spark")
@@ -178,9 +178,9 @@ def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: P
 
 def test_an_argument_that_cannot_be_read_is_refused_with_what_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
     for module, arguments, expected in (
-        (query, ["--from", "bogus"], "argument --from: expected a time such as 2026-05-01T12:00:00Z, a date, today or"),
-        (replay, ["--rate", "fast"], 'argument --rate: expected a number above 0, got "fast"'),
-        (replay, ["--tasks", "two"], 'argument --tasks: expected a whole number from 1, got "two"'),
+        (query, ["--from", "bogus"], "'--from': expected a time such as 2026-05-01T12:00:00Z, a date, today or"),
+        (replay, ["--rate", "fast"], "'--rate': expected a number above 0, got \"fast\""),
+        (replay, ["--tasks", "two"], "'--tasks': expected a whole number from 1, got \"two\""),
     ):
         with pytest.raises(SystemExit):
             module.main(["/archive", "ORDERS", *arguments])

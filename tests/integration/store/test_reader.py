@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.errors import StoreError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store import NoteStore
-from jetcapture_py.store.reader import GoneError, ObjectStorage
+from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.integration.store.conftest import Place
 from tests.support.archives import encoded
@@ -60,9 +60,9 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
     shelf = ObjectStorage(place.url, place.options)
     file = next(iter(shelf.files("ORDERS")))
     absent = type(file)(path="x", place=f"{file.place}x", size=file.size, name=file.name)
-    with pytest.raises(GoneError):
+    with pytest.raises(VanishedError):
         shelf.read(absent)
-    with pytest.raises(GoneError):
+    with pytest.raises(VanishedError):
         shelf.again(absent)
     with pytest.raises((StoreError, OSError)):
         shelf.open(absent).read(10)

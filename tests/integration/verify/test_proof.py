@@ -21,7 +21,7 @@ from nats.js.api import StreamConfig
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
-from jetcapture_py.jetstream import stream_reader
+from jetcapture_py.jetstream import range_reader
 from jetcapture_py.store import LocalStore
 from jetcapture_py.verify import scan
 from jetcapture_py.verify.proof import verify
@@ -590,7 +590,8 @@ def test_an_archive_in_s3_is_proven_as_one_on_disk(nats_server: Start, tmp_path:
 def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_reader, "BATCH", 500)
+    monkeypatch.setattr(range_reader, "BATCH", 500)
+    monkeypatch.setattr(range_reader, "ENOUGH", 100)
 
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(6000, "a")) as (server, settings):

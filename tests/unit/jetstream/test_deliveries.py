@@ -155,7 +155,7 @@ def test_what_the_consumer_did_not_send_says_nothing(other: bytes) -> None:
 
 def test_an_ack_subject_for_another_message_differs_in_nothing_but_its_numbers() -> None:
     real = b"$JS.ACK._.hash.ORDERS.archive.3.100.200.1700000000000000000.7.token"
-    assert position(real, "ORDERS", "archive") == AckPosition(100, 200)
+    assert position(real, "ORDERS", "archive") == AckPosition(100, 200, 7)
     (made,) = subjects_like(real, [5], 9).to_pylist()
     assert made == b"$JS.ACK._.hash.ORDERS.archive.1.5.9.1700000000000000000.7.token"
 

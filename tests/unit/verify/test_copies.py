@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, ObjectStorage
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify import copies, ranges
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.scan import ArchiveScan, survey
@@ -69,7 +69,7 @@ def test_no_object_is_read_again_where_none_has_a_sequence_of_another(
     assert surveyed(tmp_path).copies.read_twice == 0
 
 
-@pytest.mark.parametrize(("error", "unread"), [(GoneError("gone"), 0), (StoreError("away"), 1)])
+@pytest.mark.parametrize(("error", "unread"), [(VanishedError("gone"), 0), (StoreError("away"), 1)])
 def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: StoreError, unread: int
 ) -> None:

@@ -17,8 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, ObjectStorage
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify import examine as verify_object
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.scan import ArchiveScan, survey
@@ -332,7 +332,7 @@ def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monk
         yield file_of(tmp_path, encoded([(count, NOW)]))
 
     def gone(*_: Any, **__: Any) -> bytes:
-        raise GoneError("it is gone")
+        raise VanishedError("it is gone")
 
     monkeypatch.setattr(ObjectStorage, "files", always_another)
     monkeypatch.setattr(ObjectStorage, "read", gone)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jetcapture_py.errors import SourceError
-from spark_jobs.datasource import fetch
-from spark_jobs.datasource.columns import Columns
+from jetcapture_py.jetstream import range_reader
+from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.fetch import Fetch
-from spark_jobs.datasource.offsets import Positions, Range, consumer_name
+from spark_jobs.datasource.offsets import Positions, StreamPartition
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 from tests.integration.spark.live import ENVELOPE, Live
@@ -23,19 +23,23 @@ MESSAGES = 20_000
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages at a time, so that most of a range is still to come when the first ones are there."""
-    monkeypatch.setattr(fetch, "BATCH", 2000)
-    monkeypatch.setattr(fetch, "ENOUGH", 500)
-    monkeypatch.setattr(fetch, "WAITING", 500_000)
+    monkeypatch.setattr(range_reader, "BATCH", 2000)
+    monkeypatch.setattr(range_reader, "ENOUGH", 500)
+    monkeypatch.setattr(range_reader, "WAITING", 500_000)
 
 
 def sequences(
-    live: Live, options: ReadOptions, *, part: Range | None = None, between: Callable[[], object] = lambda: None
+    live: Live,
+    options: ReadOptions,
+    *,
+    part: StreamPartition | None = None,
+    between: Callable[[], object] = lambda: None,
 ) -> Iterator[int]:
     """Read a range, by default the whole stream, and do something once its first messages are there."""
     with Session(options, "test") as session:
         state = Positions(session, options).state()
-        part = part or Range(state.first, state.last + 1, state.created)
-        chunks = Columns(options, ENVELOPE).batches(Fetch(session, options, part, bare=False), part)
+        part = part or StreamPartition(state.first, state.last + 1, state.created)
+        chunks = MessageColumns(options, ENVELOPE).batches(Fetch(session, options, part, bare=False), part)
         for number, batch in enumerate(chunks):
             yield from batch.column("_nats_seq").to_pylist()
             if number == 0:
@@ -75,7 +79,7 @@ def test_the_last_of_each_subject_come_once_although_the_server_restarts(live: L
         live.server.start()
 
     options = live.read_options(startingOffsets="last_per_subject")
-    part = Range(1, MESSAGES + 1, created(live, options), per_subject=True)
+    part = StreamPartition(1, MESSAGES + 1, created(live, options), per_subject=True)
     assert list(sequences(live, options, part=part, between=restart)) == list(range(1, MESSAGES + 1))
 
 
@@ -128,7 +132,7 @@ def test_what_the_login_may_not_do_is_one_clear_error(nats_server: Callable[...,
 def test_nothing_of_other_ranges_is_asked_for(live: Live) -> None:
     live.fill(1000)
     options = live.read_options()
-    part = Range(101, 201, created(live, options))
+    part = StreamPartition(101, 201, created(live, options))
     with Session(options, "test") as session:
         received = [chunk for _, chunk in Fetch(session, options, part, bare=False)]
     assert sum(map(len, received)) == 100
@@ -140,7 +144,7 @@ def test_holes_anywhere_are_no_obstacle(live: Live) -> None:
     live.delete(*gone)
     options = live.read_options(failOnDataLoss="false")
     for first, end in ((1, 1001), (400, 501), (501, 602), (600, 701), (700, 702), (990, 1001), (999, 1001)):
-        read = list(sequences(live, options, part=Range(first, end, created(live, options))))
+        read = list(sequences(live, options, part=StreamPartition(first, end, created(live, options))))
         assert read == [seq for seq in range(first, end) if seq not in gone]
 
 
@@ -151,7 +155,7 @@ def test_a_stray_message_in_our_inbox_is_ignored(live: Live, monkeypatch: pytest
 
     async def attach(self: Fetch) -> None:
         await real(self)
-        stray = f"$JS.ACK.ORDERS.{consumer_name()}.1.7.7.1700000000000000000.0"
+        stray = "$JS.ACK.ORDERS.another.1.7.7.1700000000000000000.0"
         await self._connection.publish(f"{self._subject}.1", b"stray", reply=stray)
         await self._connection.flush()
         await asyncio.sleep(0)

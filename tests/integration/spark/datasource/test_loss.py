@@ -14,8 +14,8 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream import range_reader
 from jetcapture_py.jetstream.connection import Api
-from spark_jobs.datasource import fetch
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.read import BatchReader
 from tests.integration.spark.live import ENVELOPE, Live, Query
@@ -30,9 +30,9 @@ HISTORIES = 30 if LONG else 10
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages at a time: whatever is done to the stream meets a task that has most of its range before it."""
-    monkeypatch.setattr(fetch, "BATCH", STEP)
-    monkeypatch.setattr(fetch, "ENOUGH", STEP // 2)
-    monkeypatch.setattr(fetch, "WAITING", 20_000)
+    monkeypatch.setattr(range_reader, "BATCH", STEP)
+    monkeypatch.setattr(range_reader, "ENOUGH", STEP // 2)
+    monkeypatch.setattr(range_reader, "WAITING", 20_000)
 
 
 class Reading:

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import SourceError
-from spark_jobs.datasource import fetch
+from jetcapture_py.jetstream import range_reader
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.read import BatchReader
 from tests.integration.spark.live import ENVELOPE, Live
@@ -71,7 +71,7 @@ def test_every_message_is_read_for_any_sizes_and_any_bounds_on_what_waits(
     bounds = {"BATCH": batch, "PULL_BYTES": pull_bytes, "WAITING": waiting, "ENOUGH": enough}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in bounds.items():
-            patch.setattr(fetch, name, value)
+            patch.setattr(range_reader, name, value)
         assert list(read(shared.read_options(minPartitions=str(parts), timeout="30s"))) == numbered(sizes)
 
 
@@ -96,8 +96,8 @@ def test_messages_larger_than_a_pull_are_read(nats_server: Callable[..., NatsSer
 
 
 def test_a_message_may_take_longer_than_the_server_may_be_silent(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SILENCE", 0.5)
-    monkeypatch.setattr(fetch, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(range_reader, "SILENCE", 0.5)
+    monkeypatch.setattr(range_reader, "HEARTBEAT", 0.2)
     sizes = [10, 1_000_000, 10]
     live.send([("orders.a", bytes(size)) for size in sizes])
     with Link(live.server.port, answer_rate=700_000) as link:
@@ -114,9 +114,9 @@ def test_a_limit_of_the_server_on_pulls_is_kept(nats_server: Callable[..., NatsS
 def test_a_server_that_sends_nothing_but_signs_of_life_is_one_clear_error(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "BATCH", 100)
-    monkeypatch.setattr(fetch, "ENOUGH", 10)
-    monkeypatch.setattr(fetch, "WAITING", 10_000)
+    monkeypatch.setattr(range_reader, "BATCH", 100)
+    monkeypatch.setattr(range_reader, "ENOUGH", 10)
+    monkeypatch.setattr(range_reader, "WAITING", 10_000)
     live.fill(1000)
 
     def pause() -> None:

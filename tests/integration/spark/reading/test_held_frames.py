@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException
 from jetcapture_py.archive import layout
 from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.job import guarded
+from spark_jobs.reading import scan
 from tests.held_reads import RIGHT, held_reads, wrong
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import merge
@@ -31,6 +33,12 @@ CREATED = {"stream_created": "2024-01-01T00:00:00Z"}
 READ_AGAIN = re.compile(
     r"has changed: this was planned from 6 objects, of which it finds 4; .*: read it again", re.MULTILINE
 )
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames count their objects right from the start."""
+    monkeypatch.setattr(scan, "TRUSTED", timedelta(0))
 
 
 @pytest.fixture
@@ -59,6 +67,7 @@ def test_a_refreshed_view_does_not_gain_what_was_stored_since(spark: SparkSessio
     assert seqs(read_archive(spark, archive.url, "ORDERS")) == list(range(1, 10))
 
 
+@pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("refresh", [False, True])
 def test_a_frame_whose_objects_were_replaced_fails_and_says_read_it_again(
     spark: SparkSession, archive: Archive, view: str, refresh: bool, capsys: pytest.CaptureFixture[str]
@@ -85,6 +94,7 @@ def test_a_frame_whose_objects_were_replaced_fails_and_says_read_it_again(
     assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
 
 
+@pytest.mark.usefixtures("counted")
 def test_missing_objects_are_missed_though_the_session_ignores_missing_files(
     spark: SparkSession, archive: Archive, view: str
 ) -> None:
@@ -102,6 +112,7 @@ def test_missing_objects_are_missed_though_the_session_ignores_missing_files(
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
 
 
+@pytest.mark.usefixtures("counted")
 def test_a_directory_that_is_gone_is_missed_by_queries_of_its_key_alone(
     spark: SparkSession, archive: Archive, view: str
 ) -> None:

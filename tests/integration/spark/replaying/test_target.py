@@ -18,7 +18,7 @@ from rich.console import Console
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import ConfigError
-from spark_jobs.publishing.login import login
+from spark_jobs.arguments import login
 from spark_jobs.publishing.publish import open_connection
 from spark_jobs.publishing.subjects import covers, overlaps
 from spark_jobs.replay import main

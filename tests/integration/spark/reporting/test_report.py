@@ -184,7 +184,7 @@ class TestFigures:
         page = Page.of(described[1])
         assert page.verdict == "No sequence is missing, but 3 messages could not be decoded and are in quarantine."
         assert [line.split(".")[0] for line in page.findings] == [
-            "Look 3 messages in quarantine (3",
+            "Action needed 3 messages in quarantine (3",
             "Note 5 messages stored twice",
         ]
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
 
-from jetcapture_py.jetstream.wire import client
-from jetcapture_py.jetstream.wire.client import Connection, FrameParser, supported
+from jetcapture_py.jetstream.wire import parser as wire_parser
+from jetcapture_py.jetstream.wire.client import Connection, supported
 from jetcapture_py.jetstream.wire.inbox import MESSAGE_OVERHEAD, Inbox, Received
+from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 from tests.support.nats_server import NatsServer
 
@@ -133,7 +134,7 @@ def outcomes(*chunks: bytes) -> tuple[Any, Any]:
 def looking_at(many: int) -> Iterator[None]:
     """Have parsers look at frames together from so many on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "MANY", many)
+        patch.setattr(wire_parser, "MANY", many)
         yield
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.archive import divide
 from spark_jobs.reading import overlaps
-from spark_jobs.reading.objects import cover, pattern
 from spark_jobs.reading.overlaps import Identities, Resolved, resolve
+from spark_jobs.reading.scan import cover, pattern
 
 Message = tuple[int, int]
 Content = dict[ObjectName, list[Message]]

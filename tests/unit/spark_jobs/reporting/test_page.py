@@ -13,9 +13,9 @@ from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark,
 from spark_jobs.reporting.coverage import Hole, Life
 from spark_jobs.reporting.facts import Choice, Delivery, Facts
 from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
-from spark_jobs.reporting.html import clipped, duration, join, plural, share, short, size, tag
-from spark_jobs.reporting.page import findings, verdict
+from spark_jobs.reporting.page import environment, findings, verdict
 from spark_jobs.reporting.source import Stored
+from spark_jobs.reporting.text import clipped, duration, plural, share, short, size
 from tests.support.report_page import Page
 
 DAY = 86_400
@@ -78,17 +78,22 @@ def facts(*lives: Life, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
     return Facts(lives=lives or (life(),), **{**known, **other})
 
 
+def rendered(template: str, **values: Any) -> str:
+    return environment().from_string('{% import "parts.html" as parts %}' + template).render(**values)
+
+
 class TestText:
     def test_text_and_attributes_are_escaped(self) -> None:
-        assert tag("p", "<b>&", title='"x') == '<p title="&quot;x">&lt;b&gt;&amp;</p>'
-        assert join(tag("b", "x"), "<", None) == "<b>x</b>&lt;"
+        html = rendered('<p title="{{ title }}">{{ text }}</p>', text="<b>&", title='"x')
+        assert html == '<p title="&#34;x">&lt;b&gt;&amp;</p>'
+        assert rendered("{{ parts.key(none) }}{{ text }}", text="<") == '<span class="none">no key</span>&lt;'
 
     def test_characters_that_show_nothing_or_turn_text_around_are_made_visible(self) -> None:
-        assert tag("p", "a\u202eb\x00\x1b") == "<p>a\\u202eb\\u0000\\u001b</p>"
-        assert tag("p", "日本 é") == "<p>日本 é</p>"
+        assert rendered("<p>{{ text }}</p>", text="a\u202eb\x00\x1b") == "<p>a\\u202eb\\u0000\\u001b</p>"
+        assert rendered("<p>{{ text }}</p>", text="日本 é") == "<p>日本 é</p>"
 
     def test_attributes_without_a_value_are_left_out(self) -> None:
-        assert tag("rect", x=0, class_=None, hidden=False) == '<rect x="0"/>'
+        assert rendered('<rect{{ {"x": 0, "class": none} | xmlattr }}/>') == '<rect x="0"/>'
 
     def test_long_text_is_cut_and_is_one_line(self) -> None:
         assert clipped("a\n b\tc", 10) == "a b c"
@@ -175,12 +180,15 @@ class TestAxis:
 
 
 class TestCharts:
+    def strip(self, given: Life) -> Page:
+        return Page(rendered("{{ parts.strip(chart) }}", chart=strip(given)))
+
     def test_a_bar_is_as_high_as_its_layers(self) -> None:
         axis = Axis(begin=MAY, step=3600, bars=2)
-        html = stacked(
+        chart = stacked(
             axis, [("a", [100.0, 0.0]), ("b", [300.0, 200.0])], title="T", unit=str, ticks=count_ticks, mark=str
         )
-        page = Page(html)
+        page = Page(rendered("{{ parts.plot(chart) }}", chart=chart))
         first, second = page.root.all("g")
         high, low = (float(each.attributes["height"] or 0) for each in first.all("rect")[1:])
         assert (high, low) == (250 - 4, 750 - 4)
@@ -188,16 +196,16 @@ class TestCharts:
         assert second.one("title").text == "1 May 2026 01:00, 1 h: 200.0 b: 200.0 (100 %)"
 
     def test_a_hole_is_seen_however_small_its_part_is(self) -> None:
-        page = Page(strip(life(hole(5, 5), last=100, cell=10, cells=[0.999, *[1.0] * 8, 0.0])))
+        page = self.strip(life(hole(5, 5), last=100, cell=10, cells=[0.999, *[1.0] * 8, 0.0]))
         gaps = [float(each.attributes["height"] or 0) for each in page.root.all("rect", "gap")]
         assert gaps == [pytest.approx(56), 220, 700, 220]
         assert len(page.root.all("rect", "stored")) == 2
         assert page.root.one("desc").text == "10 parts of 10 sequences each; 2 of them with holes."
 
     def test_the_watermark_is_marked_where_it_is(self) -> None:
-        marks = Page(strip(life(last=10, settled=4))).root.all("span", "watermark")
+        marks = self.strip(life(last=10, settled=4)).root.all("span", "watermark")
         assert [(each.text, each.attributes["style"]) for each in marks] == [("watermark 4", "left:30.00%")]
-        assert not Page(strip(life(last=10, settled=10))).root.all("span", "watermark")
+        assert not self.strip(life(last=10, settled=10)).root.all("span", "watermark")
 
 
 class TestFigures:
@@ -280,7 +288,7 @@ class TestVerdict:
         given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(redelivered=11, late=3))
         given = replace(given, copies={given.objects[0].name: 7})
         assert [each.chapter for each in findings(replace(given, delivery=Delivery(redelivered=9)))][-1] == "objects"
-        assert [(each.look, each.chapter) for each in findings(given)] == [
+        assert [(each.action, each.chapter) for each in findings(given)] == [
             (True, "coverage"),
             (True, "objects"),
             (False, "objects"),
