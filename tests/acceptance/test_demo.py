@@ -149,7 +149,7 @@ def test_the_printed_spark_command_reads_the_archive(demo: Run) -> None:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=demo.directory.parent,
         check=False,
     )
@@ -191,7 +191,7 @@ def interrupted(
             time.sleep(delay)
             process.send_signal(number)
         began = time.monotonic()
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=300)
     said = f"after {delay} s: {before}{output}{errors}"
     assert process.returncode == 130, said
     assert output.endswith("\nInterrupted; all processes are stopped.\n"), said
@@ -244,7 +244,7 @@ def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
 def refused(directory: Path, environment: Mapping[str, str], python: str = sys.executable) -> str:
     """What a demonstration that cannot start says: one line, and it leaves nothing."""
     words = [python, *command(directory)[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert (done.returncode, done.stdout) == (1, ""), done
     assert not directory.exists()
     (line,) = done.stderr.splitlines()
