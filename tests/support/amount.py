@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 
 ALL = os.environ.get("JETCAPTURE_TEST_SETTINGS") == "all"
-"""Everything, which takes an hour."""
+"""Whether everything is asked for."""
