@@ -39,7 +39,7 @@ demo: $(FOR_DEMO) java
 # more workers than cores: tests wait much
 test: lint $(FOR_DEV) java
 	$(RUN) tests.support.java
-	$(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(RUN) pytest -n $(WORKERS) $(ARGS)
 
 # newer libraries warn of older ones, which is no fault here
 test-lowest: $(FOR_DEV)

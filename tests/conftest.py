@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tests.support.scheduling import Scheduler
+
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")  # the machine may be busy with anything
-
-LONGEST_FIRST = ("integration/spark", "acceptance/chaos", "acceptance", "integration", "")
-"""Parts of a file's path, in the order in which workers take the files: none starts a long one when others are done."""
 
 
 def pytest_configure() -> None:
@@ -36,22 +35,20 @@ def pytest_configure() -> None:
     java.use()
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Divide the tests among workers, where pytest runs with `-n`."""
+    from tests.support.scheduling import Scheduler
+
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker, and those of the shared Spark session on two: each starts a session."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        file = item.path.relative_to(config.rootpath).as_posix()
-        shares = "spark" in getattr(item, "fixturenames", ())
-        half = "reading" if "/reading/" in file else "jobs"
-        item.add_marker(pytest.mark.xdist_group(f"spark-{half}" if shares else file))
-    items.sort(key=_turn)
+    """Put the longest first on workers."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import turn
 
-
-def _turn(item: pytest.Item) -> int:
-    shares = "spark" in getattr(item, "fixturenames", ())
-    return -1 if shares else next(at for at, part in enumerate(LONGEST_FIRST) if part in item.path.as_posix())
+        items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True)

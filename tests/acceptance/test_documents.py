@@ -51,7 +51,7 @@ def archive(server: NatsServer, tmp_path: Path) -> Path:
 def run(path: Path, *arguments: object, cwd: Path) -> str:
     """Run a program; what it prints."""
     words = [sys.executable, str(path), *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False, cwd=cwd)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -175,7 +175,7 @@ def test_the_reader_of_the_archives_format_counts_messages_once_and_finds_damage
     data[10] ^= 1
     first.write_bytes(data)
     words = [sys.executable, str(tmp_path / "reader.py"), str(archive), "ORDERS"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert "the object is damaged" in done.stderr
 
 

@@ -44,7 +44,7 @@ def jetcapture(path: Path, environment: dict[str, str]) -> None:
     """Run the command until it is caught up."""
     words = [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False
+        words, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, check=False
     )
     assert done.returncode == 0, done.stderr
 

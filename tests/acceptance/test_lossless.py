@@ -83,7 +83,7 @@ def test_100_000_mixed_messages_come_back_byte_for_byte_and_every_engine_counts_
     messages = mixed(count)
     assert asyncio.run(publish(server.url, messages, subjects=("orders", "orders.>"))) == count
     with Command(tmp_path, settings(server.url, root, key="{subject[1]}")) as replica:
-        assert replica.start("--until-caught-up").wait(180) == 0, replica.log
+        assert replica.start("--until-caught-up").wait(600) == 0, replica.log
 
     state = asyncio.run(consumer(server.url))
     assert (state.num_pending, state.num_ack_pending) == (0, 0)
@@ -191,7 +191,7 @@ def test_of_60_000_json_messages_every_valid_one_has_its_values_and_every_hostil
     asyncio.run(publish(server.url, (("orders.x", payload, None) for payload in payloads)))
     configuration = settings(server.url, root, decode={"format": "json", "columns": COLUMNS}, key="{city}")
     with Command(tmp_path, configuration) as replica:
-        assert replica.start("--until-caught-up").wait(180) == 0, replica.log
+        assert replica.start("--until-caught-up").wait(600) == 0, replica.log
 
     table = archived(root)
     assert table[layout.SEQ].to_pylist() == list(expected)

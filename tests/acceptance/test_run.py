@@ -27,7 +27,7 @@ ATTEMPTS = 5
 """How often something may take too long, as on a machine that is busy with something else."""
 
 
-def awaited(condition: Callable[[], Any], what: str, timeout: float = 60) -> None:
+def awaited(condition: Callable[[], Any], what: str, timeout: float = 120) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"after {timeout} s it is still not so that {what}"
@@ -48,7 +48,7 @@ def three(count: int = 1000) -> list[Any]:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "jetcapture_py", *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "jetcapture_py", *arguments], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -95,7 +95,7 @@ def test_a_terminal_that_closes_drains_the_process(nats_server: Start, tmp_path:
     try:
         awaited(lambda: delivered(server.url) == 1000, "all are delivered")
         os.close(terminal)
-        assert process.wait(120) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()
@@ -155,7 +155,7 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
             == "drain_timeout: 1000 messages were not stored and acknowledged in time, and are given back"
         )
         (archive / "ORDERS").unlink()
-        assert replica.start("--until-caught-up").wait() == 0, "what was given back comes at once"
+        assert replica.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"
     assert len(rows(archive)) == 1000
 
 

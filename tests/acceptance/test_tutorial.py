@@ -31,7 +31,7 @@ def shell(command: str, home: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PWD": str(home)}
     return subprocess.run(
-        ["bash", "-c", command], cwd=home, env=environment, capture_output=True, text=True, timeout=240, check=False
+        ["bash", "-c", command], cwd=home, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
 
 

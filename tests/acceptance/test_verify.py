@@ -44,7 +44,7 @@ def run(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "jetcapture_py", "verify", str(path), *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, "PYTHONWARNINGS": "error"},
     )

@@ -16,7 +16,7 @@ import pyspark
 
 from tests.support import java
 
-STARTS = 120.0
+STARTS = 600.0
 
 
 def environment(remote: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -29,8 +30,11 @@ def classes() -> Path:
 
 def use() -> None:
     """Have every Spark that this process and its children start use these options, unless others are set."""
-    shared = f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable" if classes().exists() else ""
-    os.environ.setdefault(VARIABLE, f"{SHORT_LIVED} {PATIENT}{shared}")
+    options = f"{SHORT_LIVED} {PATIENT}"
+    with suppress(PackageNotFoundError):
+        if classes().exists():
+            options += f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable"
+    os.environ.setdefault(VARIABLE, options)
 
 
 def only() -> dict[str, str]:

@@ -107,7 +107,7 @@ async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
     return capture.state
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 60.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 120.0) -> None:
     """Wait until `condition` holds."""
     deadline = asyncio.get_running_loop().time() + timeout
     while asyncio.get_running_loop().time() < deadline:
@@ -202,7 +202,7 @@ class Command:
             )
         return self
 
-    def wait(self, timeout: float = 120) -> int:
+    def wait(self, timeout: float = 300) -> int:
         """Wait for its end; the exit code."""
         return self.process.wait(timeout)
 

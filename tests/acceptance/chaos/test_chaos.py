@@ -2,58 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from spark_jobs.archive import read_archive
+from tests.acceptance.chaos.storms import CLUSTER, HISTORY, QUICK, S3, survive
 from tests.chaos.archive import mount, unmount
-from tests.chaos.faults import FAULTS
-from tests.chaos.trial import Outcome, Storm, each_once, in_turn, trial
+from tests.chaos.trial import in_turn
 from tests.chaos.world import Shape, World
-from tests.support.running import STREAM
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-QUICK: dict[str, Any] = {"ack_wait": 1.0, "max_age": 0.5, "hold": 0.3}
-CLUSTER = ("server.kill_leader", "server.step_down", "server.lose_quorum")
-S3 = tuple(name for name in FAULTS if name.startswith("store.") and name not in ("store.unwritable", "store.full"))
-HISTORY = ("consumer.delete", "stream.delete_messages", "stream.purge", "stream.recreate")
 DISK = 64 << 20
 V2 = "jetstream { domain: chaos }\nfeature_flags { js_ack_fc_v2: true }"
 """Servers put their domain and the account into the subjects of acknowledgements."""
-
-
-def survive(directory: Path, storm: Storm, shape: Shape, seed: int = 20261121) -> Outcome:
-    """The outcome of a storm, after which publishing goes on until enough is published, however slow the machine is."""
-
-    async def long_enough(world: World) -> None:
-        await storm(world)
-        while world.publisher.published - int(world.ledger.excused.sum()) <= 1000:
-            world.check_alive()
-            await asyncio.sleep(0.1)
-
-    outcome = asyncio.run(trial(directory, shape, seed, long_enough, settle=600))
-    assert outcome.problems == []
-    assert outcome.verdict.messages > 1000
-    return outcome
-
-
-@pytest.mark.spark
-def test_nothing_is_lost_or_read_twice_while_daemons_servers_network_store_clock_and_consumer_fail_at_once(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    faults = [name for name in FAULTS if name not in (*CLUSTER, *S3, *HISTORY, "daemon.stall", "store.full")]
-    outcome = survive(tmp_path, each_once(faults), Shape(**QUICK, replicas=2))
-    assert outcome.counts["daemon kills"] > 0
-    assert outcome.counts["server kills"] > 0
-    root = str((tmp_path / "archive").resolve())
-    read = [read_archive(spark, root, STREAM, quarantine=quarantine) for quarantine in (False, True)]
-    assert sum(frame.count() for frame in read) == outcome.verdict.messages == outcome.published
 
 
 def test_nothing_is_lost_or_read_twice_when_the_disk_is_full(tmp_path: Path) -> None:

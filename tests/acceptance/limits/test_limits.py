@@ -48,7 +48,7 @@ def messages(count: int, size: int, keys: int = 1) -> Iterable[Message]:
     return ((f"orders.k{index % keys}", b"%d %b" % (index, source.randbytes(size)), None) for index in range(count))
 
 
-def captured(directory: Path, configuration: dict[str, Any], timeout: float = 120) -> tuple[Watch, dict[str, Any]]:
+def captured(directory: Path, configuration: dict[str, Any], timeout: float = 600) -> tuple[Watch, dict[str, Any]]:
     """Run until caught up; what it needed, and its counters."""
     with Command(directory, configuration) as command:
         with Watch(command.start("--until-caught-up").process.pid) as watch:
@@ -186,7 +186,7 @@ def test_a_long_queue_of_redeliveries_and_what_is_new_are_worked_off(nats_server
             taking = await stream.pull_subscribe_bind(CONSUMER, STREAM)
             taken: set[int] = set()
             while len(taken) < 50_000:
-                taken.update(each.metadata.sequence.stream for each in await taking.fetch(5000, timeout=20))
+                taken.update(each.metadata.sequence.stream for each in await taking.fetch(5000, timeout=120))
             await stream.add_consumer(STREAM, replace(wanted, ack_wait=2))
         return await publish(server.url, messages(10_000, 100))
 

@@ -248,7 +248,7 @@ def test_names_on_disk_write_nothing_on_the_terminal(server: NatsServer, tmp_pat
     (archive / stored[4].path).unlink()
     for options in ((), ("--json",)):
         words = [sys.executable, "-m", "jetcapture_py", "verify", str(path), *options]
-        done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(words, capture_output=True, timeout=300, check=False)
         assert (done.returncode, done.stderr) == (1, b"")
         lines = raw_lines(done.stdout)
         assert "u001b[2J" in "".join(lines)

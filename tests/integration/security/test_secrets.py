@@ -91,7 +91,7 @@ class Watched:
                 with contextlib.suppress(psutil.Error):
                     self.command_lines.add(" ".join(each.cmdline()))
 
-    def until(self, condition: Callable[[], object], what: str, timeout: float = 30) -> None:
+    def until(self, condition: Callable[[], object], what: str, timeout: float = 120) -> None:
         deadline, look = time.monotonic() + timeout, 0.0
         while not condition():
             assert time.monotonic() < deadline, f"still not so that {what}: {self.said!r}"
@@ -100,7 +100,7 @@ class Watched:
                 look = time.monotonic() + 0.25  # it asks for every process of the machine
             time.sleep(0.02)
 
-    def ended(self, timeout: float = 60) -> int:
+    def ended(self, timeout: float = 300) -> int:
         self.until(lambda: self.process.poll() is not None, "it has ended", timeout)
         self._reader.join()
         assert_clean(self.said, "what it printed")

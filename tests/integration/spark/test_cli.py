@@ -63,7 +63,7 @@ JETCAPTURE = [sys.executable, "-m", "jetcapture_py"]
 
 def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **environment}
     )
 
 
@@ -95,7 +95,7 @@ def submit(place: Path, *words: str, **more: str) -> subprocess.CompletedProcess
         [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", *words],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         check=False,
         cwd=place,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **more},
@@ -164,13 +164,13 @@ def test_an_interrupted_query_ends_quietly_with_130(orders: Archive, tmp_path: P
         )
         try:
             partial = output.with_name(".never.csv.partial")
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + 600
             while not partial.exists():  # it is about to ask Spark for the first row
                 assert job.poll() is None, (tmp_path / "log").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             os.killpg(job.pid, signal.SIGINT)  # as a terminal does it
-            assert job.wait(100) == 130
+            assert job.wait(300) == 130
         finally:  # it would go on for days
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)

@@ -94,7 +94,7 @@ def run(remote: str, *words: str, **more: str) -> subprocess.CompletedProcess[st
         [sys.executable, *words],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
         env={**environment(remote), **more},
     )

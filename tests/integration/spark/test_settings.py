@@ -5,7 +5,6 @@ With JETCAPTURE_TEST_SETTINGS=all, under every combination of them.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 from tests.integration.spark import core
 from tests.integration.spark.conftest import Archive
 from tests.support import java
+from tests.support.amount import ALL
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream
 
@@ -32,7 +32,6 @@ ZONE, ANSI, CASE, AQE = (
 DEFAULTS = {ZONE: "UTC", ANSI: "true", CASE: "false", AQE: "true"}
 ZONES = ("UTC", "America/New_York", "Asia/Kolkata", "Pacific/Apia")
 OTHERS = {ZONE: "Asia/Kathmandu", ANSI: "false", CASE: "true", AQE: "false"}
-ALL = os.environ.get("JETCAPTURE_TEST_SETTINGS") == "all"
 
 Settings = dict[str, str]
 EVERY: list[Settings] = [

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.spark
 OBJECTS = 2000
 TARGET = 64 << 10
 GRACE = 2
-STARTS = 120.0
+STARTS = 600.0
 MOMENTS = ("writing", "writing", "waiting", "removing", "removing")
 
 

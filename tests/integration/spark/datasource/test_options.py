@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import types as st
 
 from jetcapture_py.errors import ConfigError
-from spark_jobs.datasource.columns import Columns
+from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.options import ReadOptions, WriteOptions, parse
 
 STREAM = {"stream": "ORDERS"}
@@ -116,5 +116,5 @@ def test_a_column_that_cannot_be_read_is_one_clear_line(
     options: dict[str, str], column: tuple[str, st.DataType], expected: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        Columns(parse(ReadOptions, STREAM | options), st.StructType([st.StructField(*column)]))
+        MessageColumns(parse(ReadOptions, STREAM | options), st.StructType([st.StructField(*column)]))
     assert str(raised.value).startswith(expected)

@@ -75,7 +75,6 @@ def test_every_message_is_read_for_any_sizes_and_any_bounds_on_what_waits(
         assert list(read(shared.read_options(minPartitions=str(parts), timeout="30s"))) == numbered(sizes)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.spark
 def test_messages_of_a_hundred_kilobytes_are_read_to_the_end(spark: SparkSession, live: Live) -> None:
     sizes = [100_000] * 400  # more than may wait, but not so much that a chunk is always full

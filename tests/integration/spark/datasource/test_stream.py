@@ -47,7 +47,7 @@ def written(spark: SparkSession, directory: Path) -> list[int]:
 
 def wait(condition: Callable[[], bool], what: str) -> None:
     """Wait until `condition` holds."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, f"it never was so that {what}"
         time.sleep(0.05)

@@ -168,7 +168,7 @@ def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spar
 
 def test_a_task_that_runs_again_publishes_nothing_twice(live: Live) -> None:
     command = [sys.executable, "-m", "tests.integration.spark.write_with_a_failing_task", live.server.url, "2000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "the first attempt fails" in done.stderr
     assert sorted(json.loads(each.payload)["id"] for each in stored(live)) == list(range(2000))
