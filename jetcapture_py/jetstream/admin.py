@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
 
@@ -174,7 +175,7 @@ def wanted_config(source: SourceConfig) -> dict[str, Any]:
     if source.start_sequence is not None:
         config["opt_start_seq"] = source.start_sequence
     if source.start_time is not None:
-        config["opt_start_time"] = source.start_time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        config["opt_start_time"] = format_time(source.start_time)
     if len(source.filter_subjects) == 1:
         config["filter_subject"] = source.filter_subjects[0]
     elif source.filter_subjects:

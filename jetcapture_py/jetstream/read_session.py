@@ -1,4 +1,4 @@
-"""A connection for reading streams: requests that are tried again, and short-lived consumers."""
+"""A connection for questions and for reading: requests that are tried again, and short-lived consumers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import nats.errors
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError, connect
 from jetcapture_py.jetstream.permissions import denial_in
@@ -88,10 +89,9 @@ class ReadSession:
             self._login,
             self._name,
             on_disconnected=self._disconnected,
-            on_reconnected=self._reconnected,
             on_closed=self._disconnected,
             on_error=self._errored,
-            patience=self._connect_timeout,
+            timeout=self._connect_timeout,
         )
         self.api = Api(self.connection, self._login.domain)
         return self
@@ -102,9 +102,6 @@ class ReadSession:
 
     async def _disconnected(self) -> None:
         self.on_trouble()
-
-    async def _reconnected(self) -> None:
-        """Nothing to do: whoever waits for an answer tries again."""
 
     async def _errored(self, error: Exception) -> None:
         """Only a pull that is not allowed matters: nobody will answer it. Other requests find out by themselves."""
@@ -150,8 +147,7 @@ class ReadSession:
 
     async def first_at(self, stream: str, moment: datetime) -> int:
         """The sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
-        start = moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        config = {"deliver_policy": "by_start_time", "opt_start_time": start}
+        config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
         name, answer = await self.retry(lambda: self.create_consumer(stream, config))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1
