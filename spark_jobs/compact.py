@@ -22,31 +22,33 @@ Objects that are alone in their range and large enough are left as they are, so 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from typer import Option
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.text import plural
+from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TARGET_SIZE, Source, units
 from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
-from spark_jobs.job import guarded, part_arguments, reading, session, store_arguments
+from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
 
@@ -168,53 +170,56 @@ def _remove(
     return frozenset(path for path, error in failed.items() if error is None), list(filter(None, failed.values()))
 
 
+@dataclass(kw_only=True)
+class Arguments(PartArguments):
+    """Merge the small and overlapping objects of an archive's closed buckets."""
+
+    quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False
+    target_size: Annotated[int, Option(metavar="SIZE", help="[default: 128MiB]"), Parsed(parse_size)] = TARGET_SIZE
+    older_than: Annotated[
+        float,
+        Option(metavar="DURATION", help="Only buckets that ended at least this long ago. [default: 1h]"),
+        Parsed(parse_duration),
+    ] = OLDER_THAN
+    grace: Annotated[
+        float,
+        Option(metavar="DURATION", help="How long readers may go on using replaced objects. [default: 5m]"),
+        Parsed(parse_duration),
+    ] = GRACE
+    incomplete: Annotated[
+        bool, Option("--incomplete", help="Also compact buckets that are not complete by the archive's watermark.")
+    ] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")] = False
+    json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything was done, 1 when anything failed."""
-    parser = argparse.ArgumentParser(prog="compact", description="Merges the small objects of an archive.")
-    store_arguments(parser, arguments)
-    part_arguments(parser)
-    parser.add_argument("--quarantine", action="store_true", help="the quarantine in place of the messages")
-    parser.add_argument("--target-size", type=reading(parse_size), default=TARGET_SIZE, help="default: 128MiB")
-    parser.add_argument(
-        "--older-than",
-        type=reading(parse_duration),
-        default=OLDER_THAN,
-        help="only buckets that ended so long ago; 1h",
-    )
-    parser.add_argument(
-        "--grace", type=reading(parse_duration), default=GRACE, help="how long readers may go on with old objects; 5m"
-    )
-    parser.add_argument(
-        "--incomplete", action="store_true", help="also buckets that are not complete by the archive's watermark"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    parser.add_argument("--json", action="store_true", help="the summary as JSON")
-    chosen = parser.parse_args(arguments)
+    return guarded("compact", lambda: _job(parse("compact", Arguments, arguments)))
 
-    def job() -> None:
-        summary = compact(
-            session("jetcapture compact"),
-            chosen.url,
-            chosen.stream,
-            start=chosen.start,
-            end=chosen.end,
-            keys=chosen.keys and [key or None for key in chosen.keys],
-            quarantine=chosen.quarantine,
-            target_size=chosen.target_size,
-            older_than=chosen.older_than,
-            grace=chosen.grace,
-            incomplete=chosen.incomplete,
-            dry_run=chosen.dry_run,
-            options=chosen.options,
-            tell=lambda line: sys.stderr.write(f"compact: {line}\n"),
-        )
-        lines = [json.dumps(asdict(summary))] if chosen.json else report(chosen.stream, summary)
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        if summary.errors:
-            more = f" (and {len(summary.errors) - 1} more failures)" if len(summary.errors) > 1 else ""
-            raise JetcaptureError(f"{summary.errors[0]}{more}")
 
-    return guarded("compact", job)
+def _job(chosen: Arguments) -> None:
+    summary = compact(
+        session("jetcapture compact"),
+        chosen.url,
+        chosen.stream,
+        start=chosen.start,
+        end=chosen.end,
+        keys=chosen.keys,
+        quarantine=chosen.quarantine,
+        target_size=chosen.target_size,
+        older_than=chosen.older_than,
+        grace=chosen.grace,
+        incomplete=chosen.incomplete,
+        dry_run=chosen.dry_run,
+        options=chosen.options,
+        tell=lambda line: sys.stderr.write(f"compact: {line}\n"),
+    )
+    lines = [json.dumps(asdict(summary))] if chosen.json else report(chosen.stream, summary)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    if summary.errors:
+        more = f" (and {plural(len(summary.errors) - 1, 'more failure')})" if len(summary.errors) > 1 else ""
+        raise JetcaptureError(f"{summary.errors[0]}{more}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What the jobs have in common: the Spark session, their arguments, and errors as one line and an exit code."""
+"""What the jobs share: the Spark session, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
@@ -15,10 +14,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import util
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pydantic import TypeAdapter
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
@@ -27,15 +24,10 @@ from pyspark.sql import SparkSession
 import jetcapture_py
 from jetcapture_py import errors
 from jetcapture_py.archive import layout
-from jetcapture_py.config import model, yaml_text
-from jetcapture_py.config import values as config_types
-from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.reading.place import spark_settings
-
-T = TypeVar("T")
 
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"
@@ -49,7 +41,6 @@ _NOT_INSTALLED = (
 )
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? ")
-_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(config_types.Options)
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:
@@ -135,114 +126,6 @@ def require_java() -> None:
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if version and int(version.group(1)) < 17:
         raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
-
-
-def store_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
-    """Which archive a job is for: `URL STREAM`, or `--config FILE`, which then stands for both.
-
-    `parser.parse_args` gives `url`, `stream`, `options` (for fsspec) and `nats` (the file's section, None without a
-    file). A file that cannot be used ends the process with exit code 2, as a wrong argument does.
-    """
-    parser.allow_abbrev = False  # what is not read below must not pass for --config there
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path)
-    file: Path | None = first.parse_known_args(arguments)[0].config
-    if file is None:
-        parser.add_argument("url", metavar="URL", help="the archive's store.url; left out with --config")
-        parser.add_argument("stream", metavar="STREAM", help="left out with --config, too")
-        parser.set_defaults(nats=None)
-    else:
-        try:
-            settings = model.load(file)
-        except ConfigError as error:
-            _refuse(parser, error)
-        parser.set_defaults(url=settings.store.url, stream=settings.source.stream, nats=settings.nats)
-    parser.add_argument("--config", metavar="FILE", help="the capture's configuration: its store, stream and servers")
-    parser.add_argument(
-        "--option",
-        dest="options",
-        metavar="NAME=VALUE",
-        type=_option,
-        action=_Options,
-        default={} if file is None else settings.store.options,
-        help="as in store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable",
-    )
-
-
-def archive_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
-    """What a job that reads an archive is told: which one (`store_arguments`), and which part of it, and how."""
-    store_arguments(parser, arguments)
-    part_arguments(parser)
-    parser.add_argument(
-        "--complete-only", action="store_true", help="only messages up to the watermark's time: no more can be added"
-    )
-    parser.add_argument(
-        "--dedupe",
-        choices=("auto", "full", "none"),
-        default="auto",
-        help="auto: drop second copies of a message under one key and bucket, where all of them are unless `key` or "
-        "block.interval was changed; full: also those under others, which compares all messages; none: drop nothing",
-    )
-
-
-def query_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> None:
-    """What `query` needs to be told besides the SQL."""
-    archive_arguments(parser, arguments)
-    parser.add_argument(
-        "--engine", choices=("spark", "arrow"), default="spark", help="arrow: for a Spark without a file system for URL"
-    )
-
-
-def survey_argument(parser: argparse.ArgumentParser) -> None:
-    """Whether rows are looked at before they are published: `survey`."""
-    parser.add_argument(
-        "--no-survey",
-        dest="survey",
-        action="store_false",
-        help="publish at once, and fail at a row without a usable subject, rather than read all rows before",
-    )
-
-
-def part_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which part of an archive a job is for: `start`, `end` and `keys`."""
-    when = "RFC 3339, by default UTC, or today or yesterday, when it began"
-    parser.add_argument("--from", dest="start", metavar="TIME", type=reading(parse_time), help=f"inclusive; {when}")
-    parser.add_argument("--to", dest="end", metavar="TIME", type=reading(parse_time), help="exclusive; in the same way")
-    parser.add_argument("--key", dest="keys", action="append", help='may be repeated; "" for messages without a key')
-
-
-def reading(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` for an argument, whose ValueError is to be shown; argparse would show the function's name."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return read
-
-
-class _Options(argparse.Action):
-    """Adds to a mapping, which may come from the configuration."""
-
-    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: object = None) -> None:
-        namespace.options = {**namespace.options, values[0]: values[1]}
-
-
-def _option(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError("expected NAME=VALUE")
-    try:
-        return name, _PLAIN.validate_python({name: yaml_text.read(value, os.environ)})[name]
-    except ConfigError as error:
-        problem = error.problems[0].removeprefix(": ")
-    raise argparse.ArgumentTypeError(f"{name}: {problem}")
-
-
-def _refuse(parser: argparse.ArgumentParser, error: ConfigError) -> NoReturn:
-    parser.exit(2, "".join(f"{parser.prog}: {problem}\n" for problem in error.problems))
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:

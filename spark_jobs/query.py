@@ -8,16 +8,16 @@ The stream's messages are the view `archive`, what could not be decoded is the v
 
 from __future__ import annotations
 
-import argparse
 import csv
 import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice, starmap
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, ClassVar, Literal, TextIO
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
@@ -25,46 +25,57 @@ if __name__ == "__main__" and not __package__:
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
+from typer import Argument, BadParameter, Option
 
 from jetcapture_py.config.model import NatsConfig
-from jetcapture_py.text import escaped
-from spark_jobs.job import guarded, query_arguments, session, survey_argument
-from spark_jobs.publishing.login import login, login_arguments
+from jetcapture_py.text import escaped, plural
+from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
+from spark_jobs.job import guarded, session
 from spark_jobs.reading.place import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
 from spark_jobs.replay import replay, told
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.sql import query
 
-FORMATS = ("table", "csv", "json", "parquet")
 _MEASURED = 1000
 """Rows of a table that are looked at before the first is shown."""
 
 
+@dataclass(kw_only=True)
+class Arguments(LoginArguments, SurveyArguments, QueryArguments):
+    """SQL over an archive, as the view `archive`; messages that could not be decoded are the view `quarantine`.
+
+    With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN
+    and NATS_NKEY_SEED in the environment.
+    """
+
+    sql: Annotated[str, Argument(metavar="SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'.")] = ""
+    format: Annotated[Literal["table", "csv", "json", "parquet"], Option(help="How to write the rows.")] = "table"
+    output: Annotated[
+        str | None, Option(metavar="FILE", help="A file; with --format parquet a directory or URL that Spark writes.")
+    ] = None
+    to_nats: Annotated[
+        str | None, Option(metavar="SUBJECT", help='Publish the rows to JetStream, for example to "sums.{key}".')
+    ] = None
+    positional: ClassVar[tuple[str, ...]] = ("url", "stream", "sql")
+
+    def __post_init__(self) -> None:
+        """Refuse options that cannot be combined."""
+        super().__post_init__()
+        if self.format == "parquet" and self.output is None:
+            raise BadParameter("--format parquet needs --output")
+        if self.to_nats is not None and (self.output is not None or self.format != "table"):
+            raise BadParameter("--to-nats cannot be combined with --format or --output")
+        if self.to_nats is None and (self.servers or self.no_survey):
+            raise BadParameter(f"{'--servers' if self.servers else '--no-survey'} needs --to-nats")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
-    parser = argparse.ArgumentParser(
-        prog="query",
-        description="SQL over an archive, as the view `archive`; what could not be decoded is `quarantine`.",
-    )
-    query_arguments(parser, arguments)
-    parser.add_argument("sql", metavar="SQL", help='for example "SELECT key, count(*) FROM archive GROUP BY key"')
-    parser.add_argument("--format", choices=FORMATS, default="table")
-    parser.add_argument("--output", help="a file; with --format parquet a directory or URL that Spark writes")
-    parser.add_argument("--to-nats", metavar="SUBJECT", help='publish the rows, acknowledged: "sums.{key}"')
-    survey_argument(parser)
-    login_arguments(parser)
-    chosen = parser.parse_args(arguments)
-    if chosen.format == "parquet" and chosen.output is None:
-        parser.error("--format parquet needs --output")
-    if chosen.to_nats is not None and (chosen.output is not None or chosen.format != "table"):
-        parser.error("--to-nats goes with neither --format nor --output")
-    if chosen.to_nats is None and (chosen.servers is not None or not chosen.survey):
-        parser.error(f"{'--no-survey' if chosen.servers is None else '--servers'} goes with --to-nats")
-    return guarded("query", lambda: _run(chosen))
+    return guarded("query", lambda: _run(parse("query", Arguments, arguments)))
 
 
-def _run(chosen: argparse.Namespace) -> None:
+def _run(chosen: Arguments) -> None:
     servers = None if chosen.to_nats is None else login(chosen)
     output = chosen.output if chosen.format == "parquet" else None
     spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
@@ -75,11 +86,11 @@ def _run(chosen: argparse.Namespace) -> None:
         _publish(frame, servers, chosen)
 
 
-def _publish(frame: DataFrame, servers: NatsConfig, chosen: argparse.Namespace) -> None:
+def _publish(frame: DataFrame, servers: NatsConfig, chosen: Arguments) -> None:
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with told("query", logging.WARNING):
-        done = replay(frame, servers, chosen.to_nats, origin=origin, survey=chosen.survey)
-    sys.stdout.write(f"published {done.published} messages\n")
+        done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)
+    sys.stdout.write(f"published {plural(done.published, 'message')}\n")
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is

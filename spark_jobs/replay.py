@@ -18,7 +18,6 @@ are published in the order of their partition, partitions side by side.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import sys
@@ -41,9 +40,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
+from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
-from spark_jobs.publishing.login import login, login_at
-from spark_jobs.replaying.arguments import pace_of, parse, selected
+from spark_jobs.publishing.login import login_at
+from spark_jobs.replaying.arguments import Arguments, pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
 from spark_jobs.replaying.progress import progress
@@ -201,9 +201,8 @@ def _run(frame: DataFrame, task: Task) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything is acknowledged, 1 with one line of text when it is not."""
-    chosen = parse(arguments)
     with told("replay", logging.INFO):
-        return guarded("replay", lambda: _job(chosen))
+        return guarded("replay", lambda: _job(parse(arguments)))
 
 
 @contextmanager
@@ -220,7 +219,7 @@ def told(command: str, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _job(chosen: argparse.Namespace) -> None:
+def _job(chosen: Arguments) -> None:
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frame = selected(query(spark, chosen), chosen)

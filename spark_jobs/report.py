@@ -8,20 +8,22 @@ The page needs no other file, no network and no script.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 if __name__ == "__main__" and not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from typer import Option
 
-from spark_jobs.job import archive_arguments, guarded, session
-from spark_jobs.reading.objects import VanishedError
+from jetcapture_py.errors import VanishedError
+from spark_jobs.arguments import ArchiveArguments, parse
+from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
@@ -53,22 +55,24 @@ def report(
     return page(_collected(spark, url, stream, choice, dedupe, options or {}))
 
 
+@dataclass(kw_only=True)
+class Arguments(ArchiveArguments):
+    """Write one HTML page about an archive."""
+
+    output: Annotated[str, Option(metavar="FILE", help="The file to write.")] = "report.html"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the page is written, 1 with one line of text when it is not."""
-    parser = argparse.ArgumentParser(prog="report", description="One HTML page about an archive.")
-    archive_arguments(parser, arguments)
-    parser.add_argument("--output", default="report.html", help="the file to write; default: report.html")
-    chosen = parser.parse_args(arguments)
-    return guarded("report", lambda: _run(chosen))
+    return guarded("report", lambda: _run(parse("report", Arguments, arguments)))
 
 
-def _run(chosen: argparse.Namespace) -> None:
-    keys = chosen.keys and [key or None for key in chosen.keys]
-    choice = Choice(start=chosen.start, end=chosen.end, keys=keys, complete=chosen.complete_only)
+def _run(chosen: Arguments) -> None:
+    choice = Choice(start=chosen.start, end=chosen.end, keys=chosen.keys, complete=chosen.complete_only)
     spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
     facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
     _write(Path(chosen.output), page(facts))
-    sys.stdout.write(f"{chosen.output}: {verdict(facts)[1]}\n")
+    sys.stdout.write(f"{chosen.output}: {verdict(facts).sentence}\n")
 
 
 def _collected(

@@ -1,4 +1,4 @@
-"""Figures that the report's chapters are made of, counted from what is known of each object. Pure."""
+"""The figures and charts of the report's chapters, computed from what is known of each object. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spark_jobs.compaction.plan import TARGET_SIZE
 from spark_jobs.compaction.unit import SEALED_BY
-from spark_jobs.reporting.charts import Axis
+from spark_jobs.reporting import charts
+from spark_jobs.reporting.charts import Axis, Chart
 from spark_jobs.reporting.facts import Facts
 from spark_jobs.reporting.source import Stored
+from spark_jobs.reporting.text import clipped, plural, size
 
 SMALL = TARGET_SIZE // 8
 """Bytes below which an object is small."""
 FEW, MANY = 10, 100
-"""Objects that are not worth a word, and so many that their size always is."""
+"""The number of objects below which compaction is not suggested, and above which their size is always reported."""
+MOST_LAYERS = 8
+"""Keys with a color of their own in charts."""
 
 _CLASSES = tuple(4**power for power in range(5, 16))
 """Upper bounds of the classes of sizes, in bytes."""
@@ -29,7 +33,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is stored of one key; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
+    """What is stored under one key; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
 
     key: str | None
     messages: int
@@ -54,7 +58,7 @@ class Wait:
 
 
 def by_key(facts: Facts) -> list[Key]:
-    """Every key, the one with the most messages first."""
+    """Return every key, the one with the most messages first."""
     objects: dict[str | None, list[Stored]] = defaultdict(list)
     for stored in facts.objects:
         objects[stored.name.key].append(stored)
@@ -72,10 +76,15 @@ def by_key(facts: Facts) -> list[Key]:
     return sorted(keys, key=lambda each: (-each.messages, each.key or ""))
 
 
+def key_text(key: str | None) -> str:
+    """Return a key for plain text."""
+    return "(no key)" if key is None else clipped(key, 60)
+
+
 def over_time(
     axis: Axis, objects: Iterable[Stored], value: Callable[[Stored], float], layer: Callable[[Stored], int], layers: int
 ) -> list[list[float]]:
-    """The sum of `value` for each layer and bar."""
+    """Return the sum of `value` for each layer and bar."""
     sums = [[0.0] * axis.bars for _ in range(layers)]
     for stored in objects:
         bar = axis.place(stored.name.bucket)
@@ -85,10 +94,10 @@ def over_time(
 
 
 def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K, Wait]:
-    """How long messages waited until they were stored, for the objects of each value of `by` that is not None.
+    """Return how long messages waited until they were stored, for the objects of each value of `by` that is not None.
 
-    All messages of an object count with the wait of its oldest. Objects that do not tell are left out, and so are those
-    that compaction wrote, long after their messages were stored.
+    All messages of an object count with the wait of its oldest. Objects whose times are unknown are left out, and so
+    are those that compaction wrote, long after their messages were stored.
     """
     known: dict[K, list[Stored]] = defaultdict(list)
     for stored in objects:
@@ -108,7 +117,7 @@ def _wait(objects: Sequence[Stored]) -> Wait:
 
 
 def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
-    """Objects and bytes for each class of sizes, between the smallest and the largest: its upper bound comes first."""
+    """Return upper bound, objects and bytes of each class of sizes, from the smallest to the largest in use."""
     counts, sizes = [0] * (len(_CLASSES) + 1), [0] * (len(_CLASSES) + 1)
     for stored in objects:
         place = next((index for index, bound in enumerate(_CLASSES) if stored.size < bound), len(_CLASSES))
@@ -120,7 +129,7 @@ def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
 
 
 def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
-    """For each reason why blocks were sealed: objects, messages and the median size, the most frequent first."""
+    """Return objects, messages and median size for each reason why blocks were sealed, the most frequent first."""
     found: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
         found[stored.sealed_by].append(stored)
@@ -132,7 +141,7 @@ def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
 
 
 def after_compaction(objects: Iterable[Stored]) -> int:
-    """About how many objects compaction would leave: it merges those of one key and bucket."""
+    """Return about how many objects compaction would leave: it merges those of one key and bucket."""
     sizes: dict[tuple[object, ...], int] = defaultdict(int)
     for stored in objects:
         sizes[stored.name.group] += stored.size
@@ -149,3 +158,73 @@ def small_for_good(facts: Facts) -> bool:
     """Whether there are many small objects, which compaction cannot help."""
     small = sum(stored.size < SMALL for stored in facts.objects)
     return len(facts.objects) >= MANY and small > len(facts.objects) / 2 and not worth_compacting(facts)
+
+
+def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
+    """Return the charts of messages and bytes by key over time, their legend, and the messages that are not in them."""
+    keys, objects = by_key(facts), facts.objects
+    number = {each.key: min(rank, MOST_LAYERS) for rank, each in enumerate(keys)}
+    names = [key_text(each.key) for each in keys[:MOST_LAYERS]] + ["all other keys"] * (len(keys) > MOST_LAYERS)
+    layer = (lambda stored: number[stored.name.key]), len(names)
+    messages = over_time(axis, objects, lambda stored: facts.messages([stored]), *layer)
+    sizes = over_time(axis, objects, lambda stored: stored.size, *layer)
+    others = [("k8", plural(len(keys) - MOST_LAYERS, "other key"))] * (len(keys) > MOST_LAYERS)
+    return {
+        "layers": [(f"k{rank}", name) for rank, name in enumerate(names[:MOST_LAYERS])] + others,
+        "left_out": facts.messages(stored for stored in objects if axis.place(stored.name.bucket) is None),
+        "messages": _counts(axis, list(zip(names, messages, strict=True)), "Messages over time by key", "message"),
+        "sizes": charts.stacked(
+            axis,
+            list(zip(names, sizes, strict=True)),
+            title="Stored bytes over time by key",
+            unit=size,
+            ticks=charts.size_ticks,
+            mark=charts.size_mark,
+        ),
+    }
+
+
+def quarantine(facts: Facts, axis: Axis) -> dict[str, Any]:
+    """Return how many messages are in quarantine, and their chart over time."""
+    counts = over_time(axis, facts.quarantine, lambda stored: facts.messages([stored]), lambda _: 0, 1)[0]
+    title = "Quarantined messages over time"
+    chart = _counts(axis, [("quarantined", counts)], title, "message", "q") if any(counts) else None
+    return {"total": facts.messages(facts.quarantine), "chart": chart}
+
+
+def waiting(facts: Facts, axis: Axis) -> dict[str, Any]:
+    """Return the chart of waits over time, the waits of each day, newest first, and how many objects are left out."""
+    points = waits(facts.objects, lambda stored: axis.place(stored.name.bucket))
+    known = {bar: (wait.half, wait.most, wait.all) for bar, wait in points.items()}
+    days = waits(facts.objects, lambda stored: stored.name.bucket // 86_400)
+    return {
+        "chart": charts.waits(axis, known, title="Wait until stored, over time") if known else None,
+        "days": sorted(days.items(), reverse=True),
+        "compacted": sum(stored.sealed_by == SEALED_BY for stored in facts.objects),
+    }
+
+
+def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
+    """Return how large objects are, and whether compaction is worth it."""
+    counts = over_time(axis, facts.objects, lambda _: 1, lambda _: 0, 1)
+    return {
+        "small": sum(stored.size < SMALL for stored in facts.objects),
+        "sizes": size_classes(facts.objects),
+        "sealed": sealed(facts.objects),
+        "chart": _counts(axis, [("objects", counts[0])], "Objects over time", "object"),
+        "after": after_compaction(facts.objects),
+        "worth_compacting": worth_compacting(facts),
+        "small_for_good": small_for_good(facts),
+    }
+
+
+def _counts(axis: Axis, layers: Sequence[tuple[str, Sequence[float]]], title: str, noun: str, tone: str = "k") -> Chart:
+    return charts.stacked(
+        axis,
+        layers,
+        title=title,
+        unit=lambda value: plural(int(value), noun),
+        ticks=charts.count_ticks,
+        mark=charts.count_mark,
+        tone=tone,
+    )

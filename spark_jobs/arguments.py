@@ -1,0 +1,262 @@
+"""The command lines of the jobs: dataclasses whose fields are options, inherited from groups that jobs share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic import TypeAdapter
+from typer import Argument, BadParameter, Option
+
+from jetcapture_py.config import model, yaml_text
+from jetcapture_py.config.model import NatsConfig, TlsConfig
+from jetcapture_py.config.units import parse_time
+from jetcapture_py.config.values import Options
+from jetcapture_py.errors import ConfigError
+from spark_jobs.publishing.login import OPTIONS, SECRETS, nats_config
+
+T = TypeVar("T")
+
+_SWITCH = {True: "true", False: None}
+_PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
+
+
+class Parsed(NamedTuple):
+    """How an option's text becomes its value; `read` raises ValueError. A list is read one by one."""
+
+    read: Callable[[str], object]
+
+
+def parse(name: str, kind: type[T], arguments: Sequence[str] | None) -> T:
+    """Return the arguments of the command `name`, whose help is the docstring of `kind`.
+
+    Ends the process for --help, and with exit code 2 for a usage error. Raises ConfigError for a file of --config.
+    """
+    found: list[T] = []
+    hints = get_type_hints(kind, include_extras=True)
+    own = [*getattr(kind, "positional", ()), *kind.__annotations__]  # before those of groups
+    declared = [each for each in fields(kind) if each.init]  # type: ignore[arg-type]
+    declared.sort(key=lambda each: own.index(each.name) if each.name in own else len(own))
+    parameters = [_parameter(each, hints[each.name]) for each in declared]
+
+    def command(**given: Any) -> None:
+        found.append(kind(**{name: value for name, value in given.items() if value is not None}))
+
+    command.__doc__ = kind.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(name)(command)
+    try:
+        app(arguments, prog_name=name)
+    except SystemExit:
+        if not found:
+            raise
+    return found[0]
+
+
+def _parameter(declared: Field[Any], hint: Any) -> inspect.Parameter:
+    kind, option, *parsed = get_args(hint)
+    several = get_origin(kind) is list
+    for each in parsed:
+        kind, option.callback = (list[str] if several else str | None), _callback(each.read, several)
+    default = None if declared.default in (MISSING, "") or parsed else declared.default
+    return inspect.Parameter(
+        declared.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _callback(read: Callable[[str], object], several: bool) -> Callable[[Any], Any]:
+    def converted(value: Any) -> Any:
+        try:
+            return [read(each) for each in value or ()] if several else None if value is None else read(value)
+        except ValueError as error:
+            raise BadParameter(str(error)) from error
+
+    return converted
+
+
+def _option(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError("expected NAME=VALUE")
+    try:
+        return name, _PLAIN.validate_python({name: yaml_text.read(value, os.environ)})[name]
+    except ConfigError as error:
+        problem = error.problems[0].removeprefix(": ")
+    raise ValueError(f"{name}: {problem}")
+
+
+_WHEN = "RFC 3339, UTC by default, or the start of today or yesterday"
+
+
+@dataclass(kw_only=True)
+class StoreArguments:
+    """Which archive a job works on: `URL STREAM`, or `--config FILE`, which provides both.
+
+    `options` are for fsspec; `nats` is the file's section, None without a file.
+    """
+
+    url: Annotated[str, Argument(metavar="URL", help="The archive's store.url. Omit with --config.")] = ""
+    stream: Annotated[str, Argument(metavar="STREAM", help="The stream's name. Omit with --config.")] = ""
+    config: Annotated[
+        Path | None,
+        Option("--config", metavar="FILE", help="The capture's configuration: provides the store, stream and servers."),
+    ] = None
+    given: Annotated[
+        list[tuple[str, object]],
+        Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="As store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable.",
+        ),
+        Parsed(_option),
+    ] = field(default_factory=list)
+    options: dict[str, Any] = field(init=False, default_factory=dict)
+    nats: NatsConfig | None = field(init=False, default=None)
+    positional: ClassVar[tuple[str, ...]] = ("url", "stream")
+
+    def __post_init__(self) -> None:
+        """Assign the positional arguments, of which the first two are not given with --config."""
+        words = [word for name in self.positional if (word := getattr(self, name))]
+        if self.config is not None:
+            settings = model.load(self.config)
+            self.options, self.nats = dict(settings.store.options), settings.nats
+            words = [settings.store.url, settings.source.stream, *words]
+        if len(words) < len(self.positional):
+            raise BadParameter(f"{self.positional[len(words)].upper()} is missing")
+        if len(words) > len(self.positional):
+            raise BadParameter(f"{words[-1]} is one argument too many: --config provides URL and STREAM")
+        for name, word in zip(self.positional, words, strict=True):
+            setattr(self, name, word)
+        self.options |= dict(self.given)
+
+
+@dataclass(kw_only=True)
+class PartArguments(StoreArguments):
+    """Which part of the archive a job works on."""
+
+    start: Annotated[
+        datetime | None, Option("--from", metavar="TIME", help=f"Inclusive; {_WHEN}."), Parsed(parse_time)
+    ] = None
+    end: Annotated[datetime | None, Option("--to", metavar="TIME", help=f"Exclusive; {_WHEN}."), Parsed(parse_time)] = (
+        None
+    )
+    given_keys: Annotated[
+        list[str], Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
+    ] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[str | None] | None:
+        """The keys, None among them for messages without one; None for all."""
+        return [key or None for key in self.given_keys] or None
+
+
+@dataclass(kw_only=True)
+class ArchiveArguments(PartArguments):
+    """How a job reads the archive."""
+
+    complete_only: Annotated[
+        bool,
+        Option("--complete-only", help="Only messages up to the watermark's time: no more can arrive there."),
+    ] = False
+    dedupe: Annotated[
+        Literal["auto", "full", "none"],
+        Option(
+            help="auto: drop second copies of a message under the same key and bucket, which is all of them unless "
+            "`key` or block.interval was changed; full: also copies under other keys and buckets, which compares all "
+            "messages; none: keep all copies."
+        ),
+    ] = "auto"
+
+
+@dataclass(kw_only=True)
+class QueryArguments(ArchiveArguments):
+    """How Spark SQL reads the archive."""
+
+    engine: Annotated[
+        Literal["spark", "arrow"],
+        Option(help="arrow: where Spark has no file system for the URL."),
+    ] = "spark"
+    sql: str = ""
+
+
+@dataclass(kw_only=True)
+class SurveyArguments:
+    """Whether rows are read before they are published."""
+
+    no_survey: Annotated[
+        bool,
+        Option(
+            "--no-survey",
+            help="Do not read all rows first; fail at the first row without a usable subject.",
+        ),
+    ] = False
+
+    @property
+    def survey(self) -> bool:
+        """Whether all rows are read before the first is published."""
+        return not self.no_survey
+
+
+def _login(name: str, metavar: str | None = None) -> Any:
+    tls = name.startswith("tls_")
+    field = TlsConfig.model_fields[name.removeprefix("tls_")] if tls else NatsConfig.model_fields[name]
+    return Option(_flag(name), metavar=metavar, help=field.description)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+@dataclass(kw_only=True)
+class LoginArguments:
+    """Where to publish, and how to log in there; `nats` is the login of --config."""
+
+    nats: NatsConfig | None = field(init=False, default=None)
+
+    servers: Annotated[
+        list[str], Option("--servers", metavar="URL", help="NATS server; repeatable. By default those of --config.")
+    ] = field(default_factory=list)
+    user: Annotated[str | None, _login("user", "USER")] = None
+    password_file: Annotated[str | None, _login("password_file", "FILE")] = None
+    token_file: Annotated[str | None, _login("token_file", "FILE")] = None
+    creds: Annotated[str | None, _login("creds", "FILE")] = None
+    nkey_seed_file: Annotated[str | None, _login("nkey_seed_file", "FILE")] = None
+    domain: Annotated[str | None, _login("domain", "DOMAIN")] = None
+    inbox_prefix: Annotated[str | None, _login("inbox_prefix", "PREFIX")] = None
+    tls: Annotated[bool, _login("tls")] = False
+    tls_ca: Annotated[str | None, _login("tls_ca", "FILE")] = None
+    tls_cert: Annotated[str | None, _login("tls_cert", "FILE")] = None
+    tls_key: Annotated[str | None, _login("tls_key", "FILE")] = None
+    tls_handshake_first: Annotated[bool, _login("tls_handshake_first")] = False
+
+
+def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsConfig:
+    """Return the login that the arguments describe; without servers, that of --config. Raises ConfigError."""
+    values: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name not in (*SECRETS, "servers")}
+    given: dict[str, str | None] = {name: _SWITCH.get(value, value) for name, value in values.items()}
+    if not chosen.servers:
+        others = [_flag(name) for name, value in given.items() if value is not None]
+        if chosen.nats is None:
+            raise ConfigError("--servers: missing: where to publish; or --config, for the capture's own servers")
+        if others:
+            raise ConfigError(f"{others[0]}: only together with --servers; otherwise --config says how to log in")
+        return chosen.nats
+    given["servers"] = ",".join(chosen.servers)
+    return nats_config(given | _secrets(given, env))
+
+
+def _secrets(given: Mapping[str, str | None], env: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the secret of the environment, unless the arguments name another way to log in."""
+    if given.get("user") is not None:
+        return {} if given.get("password_file") is not None else {"password": env.get(SECRETS["password"])}
+    if any(given.get(name) is not None for name in ("creds", "token_file", "nkey_seed_file")):
+        return {}
+    return {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed")}

@@ -1,0 +1,297 @@
+"""What the report's page is built from: text that cannot break it, figures as people read them, axes, verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
+from spark_jobs.reporting.coverage import Hole, Life
+from spark_jobs.reporting.facts import Choice, Delivery, Facts
+from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
+from spark_jobs.reporting.page import environment, findings, verdict
+from spark_jobs.reporting.source import Stored
+from spark_jobs.reporting.text import clipped, duration, plural, share, short, size
+from tests.support.report_page import Page
+
+DAY = 86_400
+UNDECODED = "could not be decoded and are in quarantine"
+MAY = int(datetime(2026, 5, 1, tzinfo=UTC).timestamp())
+
+
+def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: int = 1, **other: Any) -> Stored:
+    name = ObjectName(
+        stream="S", key=key, bucket=bucket, first_seq=seq, last_seq=seq, rows=1, digest="0" * 16, quarantine=bad
+    )
+    known: dict[str, Any] = {
+        "size": 1000,
+        "modified": bucket + 60.0,
+        "messages": 1,
+        "created": "",
+        "interval": 900,
+        "sealed_by": "age",
+        "oldest": bucket * 1_000_000,
+        "newest": bucket * 1_000_000,
+        "redelivered": False,
+    }
+    return Stored(name=name, **{**known, **other})
+
+
+def life(*holes: Hole, last: int = 10, **other: Any) -> Life:
+    absent = sum(hole.missing for hole in holes)
+    known: dict[str, Any] = {
+        "settled": None,
+        "holes": len(holes),
+        "open_holes": sum(hole.open for hole in holes),
+        "open_missing": sum(hole.missing for hole in holes if hole.open),
+        "cell": 1,
+        "cells": [1.0] * 10,
+    }
+    known |= other
+    present = last - absent
+    return Life(created="", first=1, last=last, oldest=None, newest=None, present=present, largest=holes, **known)
+
+
+def hole(first: int, last: int, *, beyond: bool = False) -> Hole:
+    return Hole(first=first, last=last, after=None, before=None, open=beyond)
+
+
+def facts(*lives: Life, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
+    known: dict[str, Any] = {
+        "stream": "S",
+        "url": "/archive",
+        "generated": datetime(2026, 5, 2, tzinfo=UTC),
+        "choice": Choice(),
+        "dedupe": "auto",
+        "objects": [stored(seq=number + 1) for number in range(objects)],
+        "quarantine": [stored(bad=True, seq=number + 1) for number in range(bad)],
+        "copies": {},
+        "mark": None,
+        "older_lives": 0,
+        "delivery": Delivery(),
+        "reasons": (),
+    }
+    return Facts(lives=lives or (life(),), **{**known, **other})
+
+
+def rendered(template: str, **values: Any) -> str:
+    return environment().from_string('{% import "parts.html" as parts %}' + template).render(**values)
+
+
+class TestText:
+    def test_text_and_attributes_are_escaped(self) -> None:
+        html = rendered('<p title="{{ title }}">{{ text }}</p>', text="<b>&", title='"x')
+        assert html == '<p title="&#34;x">&lt;b&gt;&amp;</p>'
+        assert rendered("{{ parts.key(none) }}{{ text }}", text="<") == '<span class="none">no key</span>&lt;'
+
+    def test_characters_that_show_nothing_or_turn_text_around_are_made_visible(self) -> None:
+        assert rendered("<p>{{ text }}</p>", text="a\u202eb\x00\x1b") == "<p>a\\u202eb\\u0000\\u001b</p>"
+        assert rendered("<p>{{ text }}</p>", text="日本 é") == "<p>日本 é</p>"
+
+    def test_attributes_without_a_value_are_left_out(self) -> None:
+        assert rendered('<rect{{ {"x": 0, "class": none} | xmlattr }}/>') == '<rect x="0"/>'
+
+    def test_long_text_is_cut_and_is_one_line(self) -> None:
+        assert clipped("a\n b\tc", 10) == "a b c"
+        assert clipped("x" * 20, 10) == "x" * 9 + "…"
+
+    @pytest.mark.parametrize(
+        ("shown", "expected"),
+        [
+            (plural(1, "object"), "1 object"),
+            (plural(12_345, "copy", "copies"), "12,345 copies"),
+            (short(950), "950"),
+            (short(1500), "1.5k"),
+            (short(20_000_000), "20M"),
+            (size(0), "0 bytes"),
+            (size(1023), "1,023 bytes"),
+            (size(1024), "1 KiB"),
+            (size(1536), "1.5 KiB"),
+            (size(1024 * 1024 - 1), "1 MiB"),
+            (size(128 << 20), "128 MiB"),
+            (size(3 << 50), "3 PiB"),
+            (share(0, 5), "0 %"),
+            (share(5, 5), "100 %"),
+            (share(1, 100_000), "< 0.1 %"),
+            (share(99_999, 100_000), "> 99.9 %"),
+            (share(1, 3), "33.3 %"),
+            (share(1, 0), "0 %"),
+            (duration(0), "0 s"),
+            (duration(0.0125), "0.013 s"),
+            (duration(1.25), "1.2 s"),
+            (duration(59.97), "1 min"),
+            (duration(61), "1 min 1 s"),
+            (duration(3600), "1 h"),
+            (duration(5459), "1 h 31 min"),
+            (duration(2 * DAY + 4 * 3600), "2 d 4 h"),
+            (duration(400 * DAY + 3600), "400 d"),
+            (duration(-90), "-1 min 30 s"),
+        ],
+    )
+    def test_figures_are_as_people_read_them(self, shown: str, expected: str) -> None:
+        assert shown == expected
+
+
+class TestAxis:
+    @pytest.mark.parametrize(
+        ("seconds", "interval", "step"),
+        [
+            (0, 900, 900),
+            (12 * 3600, 900, 900),
+            (2 * DAY, 900, 3600),
+            (2 * DAY, 4 * 3600, 6 * 3600),
+            (30 * DAY, 900, 12 * 3600),
+            (60 * DAY, 900, DAY),
+            (3 * 365 * DAY, DAY, 28 * DAY),
+            (300 * 365 * DAY, 900, 1521 * DAY),
+        ],
+    )
+    def test_bars_are_round_times_not_shorter_than_a_bucket_and_few(
+        self, seconds: int, interval: int, step: int
+    ) -> None:
+        axis = Axis.over({MAY: 1, MAY + seconds: 1}, interval)
+        assert axis.step == step
+        assert axis.bars <= MOST_BARS + 1
+        assert axis.place(MAY) == 0
+        assert axis.place(MAY + seconds) == axis.bars - 1
+
+    def test_a_few_messages_far_away_do_not_press_the_others_together(self) -> None:
+        buckets = {MAY + hour * 3600: 100 for hour in range(24)}
+        axis = Axis.over({0: 1, **buckets, MAY + 40_000 * DAY: 1}, 3600)
+        assert (axis.begin, axis.step, axis.bars) == (MAY, 3600, 24)
+        assert axis.place(0) is None
+        assert axis.place(MAY + 40_000 * DAY) is None
+        assert Axis.over({0: 50, **buckets}, 3600).place(0) == 0
+
+    @pytest.mark.parametrize("most", [1, 2, 3, 4, 7, 9, 10, 11, 99, 101, 12_345, 10**9])
+    def test_ticks_reach_the_maximum_in_a_few_round_steps(self, most: int) -> None:
+        for ticks in (count_ticks(most), size_ticks(most)):
+            assert ticks[0] == 0
+            assert ticks[-1] >= most
+            assert 2 <= len(ticks) <= 6
+        assert all(tick == int(tick) for tick in count_ticks(most))
+
+    def test_ticks_of_sizes_are_round_in_their_unit(self) -> None:
+        assert [size_mark(tick) for tick in size_ticks(1.7 * 1024**2)] == ["0", "512 KiB", "1 MiB", "1.5 MiB", "2 MiB"]
+
+
+class TestCharts:
+    def strip(self, given: Life) -> Page:
+        return Page(rendered("{{ parts.strip(chart) }}", chart=strip(given)))
+
+    def test_a_bar_is_as_high_as_its_layers(self) -> None:
+        axis = Axis(begin=MAY, step=3600, bars=2)
+        chart = stacked(
+            axis, [("a", [100.0, 0.0]), ("b", [300.0, 200.0])], title="T", unit=str, ticks=count_ticks, mark=str
+        )
+        page = Page(rendered("{{ parts.plot(chart) }}", chart=chart))
+        first, second = page.root.all("g")
+        high, low = (float(each.attributes["height"] or 0) for each in first.all("rect")[1:])
+        assert (high, low) == (250 - 4, 750 - 4)
+        assert [each.attributes["class"] for each in second.all("rect")] == ["hit", "k1"]
+        assert second.one("title").text == "1 May 2026 01:00, 1 h: 200.0 b: 200.0 (100 %)"
+
+    def test_a_hole_is_seen_however_small_its_part_is(self) -> None:
+        page = self.strip(life(hole(5, 5), last=100, cell=10, cells=[0.999, *[1.0] * 8, 0.0]))
+        gaps = [float(each.attributes["height"] or 0) for each in page.root.all("rect", "gap")]
+        assert gaps == [pytest.approx(56), 220, 700, 220]
+        assert len(page.root.all("rect", "stored")) == 2
+        assert page.root.one("desc").text == "10 parts of 10 sequences each; 2 of them with holes."
+
+    def test_the_watermark_is_marked_where_it_is(self) -> None:
+        marks = self.strip(life(last=10, settled=4)).root.all("span", "watermark")
+        assert [(each.text, each.attributes["style"]) for each in marks] == [("watermark 4", "left:30.00%")]
+        assert not self.strip(life(last=10, settled=10)).root.all("span", "watermark")
+
+
+class TestFigures:
+    def test_waits_count_messages_and_not_objects(self) -> None:
+        few = stored(modified=MAY + 1000.0, messages=4)
+        many = stored(modified=MAY + 10.0, messages=96)
+        found = waits([few, many], lambda _: 0)[0]
+        assert (found.half, found.most, found.all, found.closed) == (10, 10, 1000, 100)
+        assert waits([replace(few, messages=6), replace(many, messages=94)], lambda _: 0)[0].most == 1000
+
+    def test_a_clock_that_is_behind_makes_no_negative_wait(self) -> None:
+        assert waits([stored(modified=MAY - 5.0)], lambda _: 0)[0].all == 0
+
+    def test_objects_that_do_not_tell_are_left_out(self) -> None:
+        silent = [stored(modified=None), stored(oldest=None), stored(sealed_by="compact")]
+        assert waits(silent, lambda _: 0) == {}
+
+    def test_sizes_fall_into_classes_without_a_gap(self) -> None:
+        sizes = (10, 1023, 1024, 70_000, 5 << 30)
+        classes = size_classes([stored(size=each) for each in sizes])
+        assert [(bound, count) for bound, count, _ in classes if count] == [
+            (1024, 2),
+            (4096, 1),
+            (262_144, 1),
+            (4 << 30, 1),
+        ]
+        assert sum(total for _, _, total in classes) == sum(sizes)
+        assert [bound for bound, _, _ in classes] == [4**power for power in range(5, 17)]
+
+    def test_compaction_is_worth_it_where_it_can_merge(self) -> None:
+        together = facts(objects=200)
+        assert after_compaction(together.objects) == 1
+        assert worth_compacting(together)
+        assert not small_for_good(together)
+        apart = facts(objects=0)
+        apart = replace(apart, objects=[stored(key=f"k{number}") for number in range(200)])
+        assert after_compaction(apart.objects) == 200
+        assert not worth_compacting(apart)
+        assert small_for_good(apart)
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("given", "look", "sentence"),
+        [
+            (facts(life()), False, "Complete: every sequence from 1 to 10 is stored, and nothing is in quarantine."),
+            (facts(life(hole(3, 3))), True, "1 of 10 sequences, in 1 hole, is not stored."),
+            (
+                facts(life(hole(3, 4), hole(6, 6)), bad=2),
+                True,
+                f"3 of 10 sequences, in 2 holes, are not stored, and 2 messages {UNDECODED}.",
+            ),
+            (
+                facts(life(), bad=1),
+                True,
+                "No sequence is missing, but 1 message could not be decoded and is in quarantine.",
+            ),
+            (
+                facts(life(), life()),
+                False,
+                "Complete: no sequence is missing, and nothing is in quarantine.",
+            ),
+            (
+                facts(life(hole(8, 9, beyond=True), settled=7)),
+                False,
+                "Complete: no sequence is missing, and nothing is in quarantine.",
+            ),
+            (facts(life(), objects=0), True, "Nothing in this archive is in the part that was asked for."),
+        ],
+    )
+    def test_it_is_one_sentence_that_fits(self, given: Facts, look: bool, sentence: str) -> None:
+        assert verdict(given)[:2] == (look, sentence)
+
+    def test_holes_of_a_filter_are_recognised_by_their_number(self) -> None:
+        small = tuple(hole(n, n) for n in range(1, 4000, 2))
+        assert "what a filter leaves" in verdict(facts(life(*small, last=5000)))[2]
+        assert "what a filter leaves" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
+
+    def test_what_needs_a_hand_comes_first(self) -> None:
+        given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(redelivered=11, late=3))
+        given = replace(given, copies={given.objects[0].name: 7})
+        assert [each.chapter for each in findings(replace(given, delivery=Delivery(redelivered=9)))][-1] == "objects"
+        assert [(each.action, each.chapter) for each in findings(given)] == [
+            (True, "coverage"),
+            (True, "objects"),
+            (False, "objects"),
+            (False, "lateness"),
+            (False, "lateness"),
+        ]
