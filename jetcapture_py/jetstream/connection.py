@@ -27,6 +27,7 @@ _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 FORBIDDEN, NOT_FOUND = 403, 404
+CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10014, 10037, 10059
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 

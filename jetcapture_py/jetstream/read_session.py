@@ -15,7 +15,15 @@ import nats.errors
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError, connect
+from jetcapture_py.jetstream.connection import (
+    MESSAGE_NOT_FOUND,
+    NOT_FOUND,
+    STREAM_NOT_FOUND,
+    Api,
+    ApiError,
+    UnavailableError,
+    connect,
+)
 from jetcapture_py.jetstream.permissions import denial_in
 from jetcapture_py.jetstream.wire.client import Connection
 
@@ -23,8 +31,6 @@ PAUSE = 0.25
 """Seconds between two attempts."""
 
 _CLOSE_TIMEOUT = 1.0
-_NO_MESSAGE = 10037
-_NO_STREAM = 10059
 _CERTAIN = 4
 """Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
 _SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
@@ -127,10 +133,10 @@ class ReadSession:
                 return await request()
             except ApiError as error:
                 missing += error.code == NOT_FOUND
-                if error.err_code == _NO_MESSAGE:
+                if error.err_code == MESSAGE_NOT_FOUND:
                     raise
                 if missing >= _CERTAIN or (400 <= error.code < 500 and error.code != NOT_FOUND):
-                    kind = MissingStreamError if error.err_code == _NO_STREAM else SourceError
+                    kind = MissingStreamError if error.err_code == STREAM_NOT_FOUND else SourceError
                     raise kind(f"NATS refused: {error}") from error
                 reason: Exception = error
             except UnavailableError as error:
