@@ -43,7 +43,7 @@ from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login_at
-from spark_jobs.replaying.arguments import Arguments, pace_of, parse, selected
+from spark_jobs.replaying.arguments import ReplayArguments, pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
 from spark_jobs.replaying.progress import progress
@@ -219,7 +219,7 @@ def told(command: str, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _job(chosen: Arguments) -> None:
+def _job(chosen: ReplayArguments) -> None:
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frame = selected(query(spark, chosen), chosen)

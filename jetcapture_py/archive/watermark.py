@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_watermark"
@@ -86,7 +87,7 @@ class Watermark:
 
 def time_text(time: datetime) -> str:
     """Write a time as RFC 3339 in UTC, with microseconds."""
-    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return format_time(time, precision="microseconds")
 
 
 def _time(text: str) -> datetime:

@@ -8,16 +8,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode, time_text
+from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of
 
 _MOST_SAMPLES = 4096
 _MOST_FILTERS = 100
 _MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Observer:
             return timedelta()
         place = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
         oldest = self._samples[min(place, len(self._samples) - 1)][1]
-        return max(timedelta(), state.asked - _EPOCH - timedelta(microseconds=oldest))
+        return max(timedelta(), state.asked - moment_of(oldest))
 
     def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
         """What the consumer's state says, if it says anything.
@@ -138,7 +138,7 @@ class Observer:
                 return None
             del self._samples[: place - 1]
             earliest = min(timestamp for _, timestamp in self._samples)  # not the first where a clock has gone back
-            time = min(_EPOCH + timedelta(microseconds=earliest) - _MICROSECOND, state.asked)
+            time = min(moment_of(earliest) - _MICROSECOND, state.asked)
         return Watermark(
             stream=self._stream,
             consumer=self._consumer,

@@ -49,6 +49,7 @@ _DURATION = re.compile(DURATION_PATTERN.removesuffix("$") + r"\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")
 _AMBIGUOUS_SIZE = re.compile(rf"({_NUMBER})([kKmMgGtT])i?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS_AGO = {"today": 0, "yesterday": 1}
 _LONGEST_SHOWN = 80
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -124,6 +125,21 @@ def parse_time(value: object) -> datetime:
             f"expected a time such as 2026-05-01T12:00:00Z, a date, today or yesterday, got {quoted(value)}"
         )
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def format_time(moment: datetime, *, precision: str = "auto") -> str:
+    """RFC 3339 in UTC, as NATS writes it; `precision` is that of `isoformat`."""
+    return moment.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def moment_of(microseconds: int) -> datetime:
+    """The time, UTC, that is this many microseconds after the epoch."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def microseconds_of(moment: datetime) -> int:
+    """Microseconds from the epoch to this time."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def format_duration(seconds: float) -> str:

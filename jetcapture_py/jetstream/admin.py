@@ -8,12 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
+from jetcapture_py.jetstream.connection import (
+    CONSUMER_NOT_FOUND,
+    MESSAGE_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    Api,
+    ApiError,
+    UnavailableError,
+)
 
-_CONSUMER_NOT_FOUND = 10014
-_STREAM_NOT_FOUND = 10059
-_MESSAGE_NOT_FOUND = 10037
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
 
@@ -81,7 +86,7 @@ async def get_consumer(api: Api, stream: str, consumer: str) -> ConsumerState:
     try:
         return consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
     except ApiError as error:
-        if error.err_code not in (_CONSUMER_NOT_FOUND, _STREAM_NOT_FOUND):
+        if error.err_code not in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
             raise UnavailableError(str(error)) from error
         raise _translated(error, stream, consumer) from error
 
@@ -91,7 +96,7 @@ async def stream_created(api: Api, stream: str) -> str:
     try:
         return str((await api.request(f"STREAM.INFO.{stream}")).get("created", ""))
     except ApiError as error:
-        if error.err_code == _STREAM_NOT_FOUND:
+        if error.err_code == STREAM_NOT_FOUND:
             raise _translated(error, stream, "") from error
         return ""
 
@@ -112,7 +117,7 @@ async def first_time(api: Api, stream: str, seq: int, filters: Sequence[str]) ->
         try:
             answer = await api.request(f"STREAM.MSG.GET.{stream}", {"seq": seq, "next_by_subj": subject})
         except ApiError as error:
-            if error.err_code != _MESSAGE_NOT_FOUND:
+            if error.err_code != MESSAGE_NOT_FOUND:
                 raise UnavailableError(str(error)) from error
             continue
         found.append((answer["message"]["seq"], datetime.fromisoformat(answer["message"]["time"])))
@@ -125,7 +130,7 @@ async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
     try:
         state = consumer_state(await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))
     except ApiError as error:
-        if error.err_code != _CONSUMER_NOT_FOUND or not source.create:
+        if error.err_code != CONSUMER_NOT_FOUND or not source.create:
             raise _translated(error, stream, consumer) from error
         state = await _create(api, source)
     if problem := unusable(stream, consumer, state.config):
@@ -174,7 +179,7 @@ def wanted_config(source: SourceConfig) -> dict[str, Any]:
     if source.start_sequence is not None:
         config["opt_start_seq"] = source.start_sequence
     if source.start_time is not None:
-        config["opt_start_time"] = source.start_time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        config["opt_start_time"] = format_time(source.start_time)
     if len(source.filter_subjects) == 1:
         config["filter_subject"] = source.filter_subjects[0]
     elif source.filter_subjects:
@@ -208,8 +213,8 @@ def _same_instant(text: str) -> str:
 
 
 def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
-    if error.err_code == _STREAM_NOT_FOUND:
+    if error.err_code == STREAM_NOT_FOUND:
         return SourceError(f"stream {stream} does not exist; create it, or correct source.stream")
-    if error.err_code == _CONSUMER_NOT_FOUND:
+    if error.err_code == CONSUMER_NOT_FOUND:
         return SourceError(f"consumer {consumer} does not exist on stream {stream}")
     return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")

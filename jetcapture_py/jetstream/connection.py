@@ -27,6 +27,7 @@ _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 FORBIDDEN, NOT_FOUND = 403, 404
+CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10014, 10037, 10059
 
 ErrorHook = Callable[[Exception], Awaitable[None]]
 
@@ -44,22 +45,26 @@ class UnavailableError(Exception):
     """Nobody answered an API request: no leader, no JetStream, or no connection. Try again."""
 
 
+async def ignore(*_: object) -> None:
+    """Do nothing about what befalls a connection: whoever waits for an answer notices."""
+
+
 async def connect(
     config: NatsConfig,
     name: str,
     *,
-    on_disconnected: Hook,
-    on_reconnected: Hook,
-    on_closed: Hook,
-    on_error: ErrorHook,
-    patience: float,
+    timeout: float,
+    on_disconnected: Hook = ignore,
+    on_reconnected: Hook = ignore,
+    on_closed: Hook = ignore,
+    on_error: ErrorHook = ignore,
 ) -> Connection:
-    """Connect; unreachable servers are tried again for `patience` seconds, a refusal is final.
+    """Connect; unreachable servers are tried again for `timeout` seconds, a refusal is final.
 
     Once connected, reconnect attempts are unlimited. Raises SourceError, and ConfigError for a missing extra.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience
+    deadline = loop.time() + timeout
     options = _options(config)
     while True:
         problem: list[Exception] = []

@@ -92,7 +92,13 @@ class Pulls:
     """
 
     def __init__(
-        self, config: Config, inbox: Inbox, *, used: Callable[[], int], wake: asyncio.Event, fail: Callable[..., None]
+        self,
+        config: Config,
+        inbox: Inbox,
+        *,
+        used: Callable[[], int],
+        wake: asyncio.Event,
+        fail: Callable[[SourceError], None],
     ) -> None:
         self.slots: list[PullSlot] = []
         self.limits = PullLimits(config.limits.memory, SLOTS)

@@ -1,4 +1,4 @@
-"""A connection for reading streams: requests that are tried again, and short-lived consumers."""
+"""A connection for questions and for reading: requests that are tried again, and short-lived consumers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self, TypeVar
 
 import nats.errors
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError, connect
+from jetcapture_py.jetstream.connection import (
+    MESSAGE_NOT_FOUND,
+    NOT_FOUND,
+    STREAM_NOT_FOUND,
+    Api,
+    ApiError,
+    UnavailableError,
+    connect,
+)
 from jetcapture_py.jetstream.permissions import denial_in
 from jetcapture_py.jetstream.wire.client import Connection
 
@@ -22,8 +31,6 @@ PAUSE = 0.25
 """Seconds between two attempts."""
 
 _CLOSE_TIMEOUT = 1.0
-_NO_MESSAGE = 10037
-_NO_STREAM = 10059
 _CERTAIN = 4
 """Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
 _SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
@@ -88,10 +95,9 @@ class ReadSession:
             self._login,
             self._name,
             on_disconnected=self._disconnected,
-            on_reconnected=self._reconnected,
             on_closed=self._disconnected,
             on_error=self._errored,
-            patience=self._connect_timeout,
+            timeout=self._connect_timeout,
         )
         self.api = Api(self.connection, self._login.domain)
         return self
@@ -102,9 +108,6 @@ class ReadSession:
 
     async def _disconnected(self) -> None:
         self.on_trouble()
-
-    async def _reconnected(self) -> None:
-        """Nothing to do: whoever waits for an answer tries again."""
 
     async def _errored(self, error: Exception) -> None:
         """Only a pull that is not allowed matters: nobody will answer it. Other requests find out by themselves."""
@@ -130,10 +133,10 @@ class ReadSession:
                 return await request()
             except ApiError as error:
                 missing += error.code == NOT_FOUND
-                if error.err_code == _NO_MESSAGE:
+                if error.err_code == MESSAGE_NOT_FOUND:
                     raise
                 if missing >= _CERTAIN or (400 <= error.code < 500 and error.code != NOT_FOUND):
-                    kind = MissingStreamError if error.err_code == _NO_STREAM else SourceError
+                    kind = MissingStreamError if error.err_code == STREAM_NOT_FOUND else SourceError
                     raise kind(f"NATS refused: {error}") from error
                 reason: Exception = error
             except UnavailableError as error:
@@ -150,8 +153,7 @@ class ReadSession:
 
     async def first_at(self, stream: str, moment: datetime) -> int:
         """The sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
-        start = moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        config = {"deliver_policy": "by_start_time", "opt_start_time": start}
+        config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
         name, answer = await self.retry(lambda: self.create_consumer(stream, config))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1

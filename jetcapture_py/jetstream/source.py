@@ -87,7 +87,7 @@ class PullSource:
             on_reconnected=self._reconnected,
             on_closed=self._closed,
             on_error=self._errored,
-            patience=CONNECT_TIMEOUT,
+            timeout=CONNECT_TIMEOUT,
         )
         self._api = Api(self._client, self.config.nats.domain)
         try:

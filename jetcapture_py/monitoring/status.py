@@ -15,13 +15,15 @@ from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import parse_path
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
-from jetcapture_py.jetstream.connection import Api, UnavailableError, connect
+from jetcapture_py.jetstream.connection import UnavailableError
+from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.store import NoteStore, open_store
 from jetcapture_py.text import escaped
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +54,7 @@ class CaptureStatus:
     def fields(self) -> dict[str, Any]:
         """Everything as JSON knows it."""
         return {
-            name: value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else value
-            for name, value in asdict(self).items()
+            name: format_time(value) if isinstance(value, datetime) else value for name, value in asdict(self).items()
         }
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
@@ -92,24 +93,13 @@ class Observed:
         self._store = open_store(config.store.url, config.store.options)
 
     async def __aenter__(self) -> Self:
-        async def ignore(*_: object) -> None:
-            """What happens to the connection shows in the next answer."""
-
         name = f"jetcapture status {self._config.source.stream}"
-        self._client = await connect(
-            self._config.nats,
-            name,
-            on_disconnected=ignore,
-            on_reconnected=ignore,
-            on_closed=ignore,
-            on_error=ignore,
-            patience=PATIENCE,
-        )
-        self._api = Api(self._client, self._config.nats.domain)
+        self._session = await ReadSession(self._config.nats, name, timeout=TIMEOUT).__aenter__()
+        self._api = self._session.api
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.close()
+        await self._session.__aexit__()
 
     async def status(self) -> CaptureStatus:
         """How it stands now."""

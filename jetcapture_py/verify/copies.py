@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
@@ -37,11 +39,11 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTwice:
-    """A message, its timestamp in microseconds, and the paths of objects of different groups that hold it."""
+class Copy:
+    """A message that is read twice: its sequence, its timestamp, UTC, and the objects of different groups it is in."""
 
     seq: int
-    timestamp: int
+    time: datetime
     paths: tuple[str, ...]
 
 
@@ -54,7 +56,7 @@ class Copies:
     """
 
     read_twice: int = 0
-    listed: list[HeldTwice] = field(default_factory=list)
+    listed: list[Copy] = field(default_factory=list)
     also_quarantined: int = 0
     unread: int = 0
 
@@ -157,4 +159,4 @@ class Finder:
         room = MOST_COPIES - len(self._found.listed)
         for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
             paths = sorted(self._seen[number].file.path for number in owners[start:end][once[start:end]])
-            self._found.listed.append(HeldTwice(seq=int(seqs[start]), timestamp=int(times[start]), paths=tuple(paths)))
+            self._found.listed.append(Copy(seq=int(seqs[start]), time=moment_of(int(times[start])), paths=tuple(paths)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 
@@ -53,8 +54,7 @@ class Incarnation:
     @classmethod
     def of(cls, created: str, *, mirror: bool) -> Incarnation:
         """The life of a stream that was created then. Raises ValueError for what is no time."""
-        moment = datetime.fromisoformat(created) - datetime.fromisoformat("1970-01-01T00:00:00Z")
-        return cls(created=created, since=moment // timedelta(microseconds=1), mirror=mirror)
+        return cls(created=created, since=microseconds_of(datetime.fromisoformat(created)), mirror=mirror)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
+from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import MOST_RANGES, SequenceRange
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Missing:
@@ -82,8 +80,3 @@ def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[Sequenc
         for start, end in zip(starts[:room].tolist(), ends[:room].tolist(), strict=True):
             listed.append(SequenceRange(first=start, last=end, messages=None, first_time=None, last_time=None))
     return listed, ranges, total
-
-
-def moment_of(microseconds: int) -> datetime:
-    """The time, UTC, of so many microseconds since the epoch."""
-    return _EPOCH + timedelta(microseconds=microseconds)

@@ -17,14 +17,15 @@ from threading import Event
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.config.model import Config, SourceConfig
+from jetcapture_py.config.units import microseconds_of, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.verify.examine import Incarnation
-from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
+from jetcapture_py.verify.holes import Missing, list_gaps
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import Copy, Report, WatermarkFinding, time_text
+from jetcapture_py.verify.report import Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
 from jetcapture_py.verify.stream import MARGIN, read, start_of
 
@@ -33,7 +34,6 @@ TIMEOUT = 10.0
 CLOSE = 20_000
 """Sequences that are cheaper read than skipped."""
 _GONE_ONCE_ACKED = ("workqueue", "interest")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LATER = timedelta(days=1)
 
@@ -163,7 +163,7 @@ class _Scope:
             return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
         state, floor = known.state, known.consumer.ack_floor
         seq = mark.seq if mark is not None and mark.created == state.created else 0
-        time = (mark.time - _EPOCH) // _MICROSECOND if mark is not None and known.aged else 0
+        time = microseconds_of(mark.time) if mark is not None and known.aged else 0
         top = max(floor, min(max(seq, known.aged or 0), state.last))
         life = Incarnation.of(state.created, mirror=state.mirror)
         return cls(
@@ -267,9 +267,7 @@ def _report(
         gap_sequences=gap_sequences,
         duplicates=found.messages - len(sequences),
         read_twice=found.copies.read_twice,
-        copies=tuple(
-            Copy(seq=each.seq, time=moment_of(each.timestamp), paths=each.paths) for each in found.copies.listed
-        ),
+        copies=tuple(found.copies.listed),
         also_quarantined=found.copies.also_quarantined,
         damaged=tuple(found.damaged),
         damaged_objects=found.damaged_count,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 
+from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped
+from jetcapture_py.verify.copies import Copy
 from jetcapture_py.verify.scan import Problem
 
 MOST_RANGES = 10_000
@@ -29,15 +31,6 @@ class SequenceRange:
     messages: int | None
     first_time: datetime | None
     last_time: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A message that is read twice: its sequence, its timestamp, UTC, and the objects of different groups it is in."""
-
-    seq: int
-    time: datetime
-    paths: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +215,7 @@ def _times(first: datetime | None, last: datetime | None) -> str:
 
 def time_text(moment: datetime | None) -> str:
     """The time as text, UTC."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else "time not known"
+    return format_time(moment) if moment else "time not known"
 
 
 def _plain(value: object) -> str:

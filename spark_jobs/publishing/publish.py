@@ -29,8 +29,8 @@ Login = NatsConfig | Mapping[str, str]
 
 _INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
 
-_PATIENCE = 20.0
-"""Seconds that unreachable servers are tried before the task fails. Later, the publisher's patience counts."""
+_CONNECT_TIMEOUT = 20.0
+"""Seconds that unreachable servers are tried before the task fails. Later, the publisher's own timeouts count."""
 _PAUSE = 0.1
 """Seconds; before a longer pause, everything is acknowledged, because nobody would notice if it were not."""
 
@@ -54,30 +54,13 @@ def publish_batches(
     return asyncio.run(_publish(iter(batches), login, window, stored))
 
 
-async def open_connection(login: Login, name: str = "jetcapture replay", *, patience: float = _PATIENCE) -> Connection:
-    """A connection that stays through restarts of the server; one that is down now is tried for `patience` seconds.
+async def open_connection(login: Login) -> Connection:
+    """A connection that stays through restarts of the server; one that is down now is tried for a while.
 
     Raises SourceError, or ConfigError for the options.
     """
-
-    async def ignore(*_: object) -> None:
-        """What matters ends in an exception of whoever waits for an answer."""
-
-    return await connect(
-        login if isinstance(login, NatsConfig) else nats_config(login),
-        name,
-        on_disconnected=ignore,
-        on_reconnected=ignore,
-        on_closed=ignore,
-        on_error=ignore,
-        patience=patience,
-    )
-
-
-async def close_connection(nc: Connection) -> None:
-    """Close it, whatever has become of the server."""
-    with suppress(OSError):  # nats-py passes on what a dead server did to the socket
-        await nc.close()
+    config = login if isinstance(login, NatsConfig) else nats_config(login)
+    return await connect(config, "jetcapture replay", timeout=_CONNECT_TIMEOUT)
 
 
 async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int, stored: bool) -> tuple[int, int]:
@@ -100,7 +83,8 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int,
             await publisher.flush()
             return publisher.published, publisher.duplicates
     finally:
-        await close_connection(nc)
+        with suppress(OSError):  # nats-py passes on what a dead server did to the socket
+            await nc.close()
 
 
 async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:

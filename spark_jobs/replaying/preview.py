@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import or_
 
 from pyspark.sql import Column, Row, Window
 from pyspark.sql import functions as sf
 
-from jetcapture_py.config.units import format_duration
+from jetcapture_py.config.units import format_duration, format_time, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
 from spark_jobs.publishing.subjects import covers, matching, overlaps
@@ -29,7 +28,6 @@ _FAST = 50_000
 """Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
 _PROVENANCE = 200
 """About how many bytes of headers a replay adds to a message."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +191,7 @@ def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> It
 
 
 def _time(microseconds: int) -> str:
-    return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return format_time(moment_of(microseconds), precision="microseconds")
 
 
 def short_window(streams: Sequence[Stream], seconds: float) -> str | None:

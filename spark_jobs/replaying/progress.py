@@ -13,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
-from spark_jobs.publishing.publish import close_connection, open_connection
+from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.read_session import ReadSession
 from spark_jobs.replaying.target import Stream
 
 _INTERVAL = 0.5
+_CONNECT_TIMEOUT = 20.0
 
 
 @contextmanager
@@ -62,13 +63,9 @@ class _Watch(threading.Thread):
             asyncio.run(self._watch())
 
     async def _watch(self) -> None:
-        nc = await open_connection(self._login)
-        api = Api(nc, self._login.domain)
-        try:
+        async with ReadSession(self._login, "jetcapture replay", timeout=_CONNECT_TIMEOUT) as session:
             while not await asyncio.to_thread(self._ended.wait, _INTERVAL):
                 with suppress(UnavailableError, ApiError):
-                    lasts = [await api.request(f"STREAM.INFO.{stream.name}") for stream in self._streams]
+                    lasts = [await session.api.request(f"STREAM.INFO.{stream.name}") for stream in self._streams]
                     before = sum(stream.last for stream in self._streams)
                     self._at(sum(info["state"]["last_seq"] for info in lasts) - before)
-        finally:
-            await close_connection(nc)

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
+from jetcapture_py.jetstream.admin import filters_of
+from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import HEADERS
@@ -125,11 +126,10 @@ async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | No
     try:
         config = (await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     except ApiError as error:
-        if error.code == 404:
+        if error.code == NOT_FOUND:
             return None
         raise
-    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    return tuple(filters)
+    return filters_of(config) or (">",)
 
 
 _NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.int64()), (ROW, pa.int32())])

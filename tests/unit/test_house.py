@@ -20,7 +20,7 @@ MOST_LINES = 400
 MOST_MODULES = 12
 PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
 """What `supported()` checks."""
-TWICE = {"Column", "Source", "VanishedError"}
+TWICE = {"Arguments", "Source"}
 """Class names that still have two meanings."""
 
 

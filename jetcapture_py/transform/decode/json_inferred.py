@@ -153,7 +153,7 @@ class Fields:
 
     def __init__(self, room: Room, rename: Callable[[str], str] = lambda name: name or "_") -> None:
         self._room = room
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, FieldShape] = {}
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
         self._rename = rename
@@ -169,7 +169,7 @@ class Fields:
                 name += "_"
             self._taken.add(name.lower())
             self._names[key] = name
-            self.shapes[key] = Shape(self._room)
+            self.shapes[key] = FieldShape(self._room)
             self._room.names -= len(name.encode())
             self._room.fields -= depth > 1
         values = _by_field(objects, seen)
@@ -178,13 +178,13 @@ class Fields:
         self._seen = seen
         return values
 
-    def stored(self) -> list[tuple[str, str, Shape, pa.DataType]]:
+    def stored(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
         """Name in JSON, name of the column, shape and type of each field with a value in this batch."""
         keys = self.shapes if len(self._seen) == len(self.shapes) else (k for k in self.shapes if k in self._seen)
         found = ((key, self._names[key], shape, shape.type()) for key in keys if (shape := self.shapes[key]).present)
         return [(key, name, shape, of) for key, name, shape, of in found if of is not None]
 
-    def nested(self) -> list[tuple[str, str, Shape, pa.DataType]]:
+    def nested(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
         """The same, but the first known field where none has a value: a struct has at least one."""
         if found := self.stored():
             return found
@@ -206,7 +206,7 @@ class Fields:
             shape.become("string")
 
 
-class Shape:
+class FieldShape:
     """What one field's values have been so far: null, bool, int64, double, string, list or struct.
 
     `present` says whether the batch that was learned last has a value.
@@ -218,7 +218,7 @@ class Shape:
         self._room = room
         self.kind = "null"
         self.present = False
-        self.item: Shape | None = None
+        self.item: FieldShape | None = None
         self.fields: Fields | None = None
 
     def learn(self, values: Sequence[Any], depth: int, rows: int) -> None:
@@ -243,7 +243,7 @@ class Shape:
                 self.become("string")
                 return
             self._room.fields -= 1
-            self.item = Shape(self._room)
+            self.item = FieldShape(self._room)
         self._room.spend(1, len(items))
         self.item.learn(items, depth + 1, len(items))
 

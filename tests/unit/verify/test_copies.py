@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify import copies, ranges
@@ -51,12 +52,12 @@ def test_copies_are_counted_as_a_reader_returns_them(
     found = surveyed(tmp_path, life).copies
     sides = {message: Counter(aside for aside, _, _ in held) for message, held in groups.items()}
     twice = sorted(message for message, count in sides.items() if max(count.values()) > 1)
-    assert [(each.seq, each.timestamp) for each in found.listed] == twice
+    assert [(each.seq, microseconds_of(each.time)) for each in found.listed] == twice
     assert found.read_twice == len(twice) > 0
     assert found.also_quarantined == sum(len(count) == 2 for count in sides.values())
     for each in found.listed:
-        held = groups[each.seq, each.timestamp]
-        assert set(each.paths) <= paths[each.seq, each.timestamp]
+        held = groups[each.seq, microseconds_of(each.time)]
+        assert set(each.paths) <= paths[each.seq, microseconds_of(each.time)]
         assert len(each.paths) == len(held)
 
 

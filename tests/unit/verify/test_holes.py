@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify import holes
-from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
+from jetcapture_py.verify.holes import Missing, list_gaps
 from jetcapture_py.verify.ranges import Sequences
 
 Ranges = list[tuple[int, int, int]]  # first, last, messages
