@@ -88,7 +88,7 @@ def compact(
     listed; what fails in one group is in the summary's errors.
     """
     if target_size <= 0:
-        raise JetcaptureError("the target size must be more than nothing")
+        raise JetcaptureError("the target size must be above 0")
     if quarantine and keys is not None:
         raise JetcaptureError("the quarantine is not divided by key")
     part = Part.of(start, end, keys)
@@ -105,7 +105,7 @@ def compact(
     mark = None if incomplete else watermark.read(place.fs, place.root, stream)
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
-        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are not complete and are left alone")
+        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are incomplete and are left alone")
     order = Order(target=target_size, closed=closed, dry_run=dry_run)
     outcomes = list(_run(spark, url, options or {}, order, chosen))
     removed: frozenset[str] = frozenset()
@@ -157,7 +157,7 @@ def _remove(
     wait = max(outcome.since for outcome in ready) + grace - time.time()
     if wait > 0:
         count = sum(len(outcome.removable) for outcome in ready)
-        tell(f"waiting {format_duration(round(wait))} for readers, then {count} objects are removed")
+        tell(f"waiting {format_duration(round(wait))} for readers before removing {plural(count, 'object')}")
         time.sleep(wait)
     present = {source.name.path for source in files.find(directories)}
     doomed = []

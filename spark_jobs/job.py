@@ -163,7 +163,7 @@ def spark_error(error: Exception) -> str:
         return one_line(failed.group(1), LONGEST_LOGGED)
     gone = _FILE_IS_GONE.search(text)
     if gone is not None:
-        return one_line(f"{gone.group(1)} is gone: it was compacted or removed since; read it again", LONGEST_LOGGED)
+        return one_line(f"{gone.group(1)} is gone: compacted or removed meanwhile; read it again", LONGEST_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:

@@ -40,6 +40,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
+from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login_at
@@ -130,7 +131,7 @@ def replay(
         pace=pace,
     )
     if rows.messages:
-        log.info("replay id %s; should it be interrupted, --resume %s publishes the rest", replay_id, replay_id)
+        log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
     with nullcontext() if found is None else progress(target.login, streams, found.messages - skipped):
         counts = _run(left.in_order(1 if pace is not None else tasks), task)
@@ -161,14 +162,14 @@ def preview(
 
 def _check(rows: Rows, pace: Pace | None, resume: bool) -> None:
     if pace is not None and pace.speed is not None and not rows.ordered:
-        raise JetcaptureError(f"the original pace needs the columns {', '.join(layout.IDENTITY)}")
+        raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
     if resume and not rows.messages:
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
 
 
 def _checked(replay_id: str) -> str:
     if not _REPLAY_ID.fullmatch(replay_id):
-        raise JetcaptureError(f"replay id {replay_id!r} is no plain word")
+        raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
     return replay_id
 
 
@@ -248,11 +249,11 @@ def _job(chosen: Arguments) -> None:
 
 def _report(done: Replayed) -> str:
     rate = done.published / max(done.seconds, 0.001)
-    text = f"replayed {done.published} messages in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
+    text = f"replayed {plural(done.published, 'message')} in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
     if done.duplicates:
-        text += f", {done.duplicates} of them known to the stream already"
+        text += f", {done.duplicates} already known to the stream"
     if done.skipped:
-        text += f"; {done.skipped} were there before"
+        text += f"; {done.skipped} already in the target"
     return f"{text}; replay id {done.replay_id}"
 
 

@@ -24,7 +24,7 @@ def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
     if length > len(tail) == _USUAL:
         tail = end(length)
     if tail[-4:] != _MAGIC or length > len(tail) or not is_proven(tail[-length:]):
-        raise ValueError("the object has no footer that is proven by its checksum")
+        raise ValueError("the object has no footer with a valid checksum")
     entries = pq.read_metadata(pa.BufferReader(_MAGIC + tail[-length:])).metadata or {}
     prefix = layout.METADATA_PREFIX.encode()
     return {

@@ -53,5 +53,5 @@ async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
     if source.failure is not None or not doubtful:
         return
     if not (source.connected and await source.refresh() and source.state.unacked == 0):
-        reason = "acknowledgements were not confirmed" if pulls_ended else "the connection to NATS was lost"
-        raise DrainError(f"drain: {reason}; what the server has not counted comes back after ack_wait")
+        reason = "the server did not confirm the acknowledgements" if pulls_ended else "the connection to NATS was lost"
+        raise DrainError(f"drain: {reason}; unconfirmed messages are redelivered after ack_wait")

@@ -29,10 +29,7 @@ log = logging.getLogger("jetcapture.capture")
 
 TIMEOUT = 5.0
 """Seconds that a start waits for the store to say what was stored last."""
-ADVICE = (
-    "copies of messages that were in flight may lie under two keys or buckets; "
-    'read them with dedupe="full", or --dedupe full'
-)
+ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 
 def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:

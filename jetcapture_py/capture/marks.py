@@ -29,7 +29,7 @@ async def last_mark(state: CaptureState) -> None:
         async with asyncio.timeout(LAST_MARK):
             await mark(state, timedelta())
     except TimeoutError:
-        event(log, logging.WARNING, "watermark.failed", error="no answer from the store in time")
+        event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
 
 async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:

@@ -96,10 +96,10 @@ class NatsConfig(Section):
     def _one_login(self) -> Self:
         for name in ("password", "token", "nkey_seed"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise wrong(f"{name}_file", f"cannot be used together with {name}")
+                raise wrong(f"{name}_file", f"cannot be combined with {name}")
         has_password = self.password is not None or self.password_file is not None
         if self.user is not None and not has_password:
-            raise wrong("password", "required with user, but not set (password_file would do, too)")
+            raise wrong("password", "required with user, but not set (or set password_file)")
         if has_password and self.user is None:
             raise wrong("user", "required with a password, but not set")
         ways = {
@@ -110,7 +110,7 @@ class NatsConfig(Section):
         }
         used = [name for name, value in ways.items() if value is not None]
         if len(used) > 1:
-            raise wrong(used[1], f"cannot be used together with {used[0]}; there is one way to log in")
+            raise wrong(used[1], f"cannot be combined with {used[0]}; choose one way to log in")
         return self
 
 
@@ -136,14 +136,15 @@ class SourceConfig(Section):
         default=None, description="First time, RFC 3339; only with `by_start_time`."
     )
     replay_policy: Literal["instant", "original"] = Field(
-        default="instant", description="How fast stored messages are delivered: at once, or at the pace they arrived."
+        default="instant",
+        description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
     )
     ack_wait: types.DurationOfSeconds = _human(
         "2m",
-        "How long the server waits before it redelivers a message. It may be shorter than a block's age.",
+        "How long the server waits before it redelivers a message; may be shorter than a block's age.",
     )
     max_ack_pending: types.Count = Field(
-        default=50_000, description="Most messages delivered and not yet acknowledged, over all replicas."
+        default=50_000, description="Maximum number of messages delivered and not yet acknowledged, over all replicas."
     )
     allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
     batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
@@ -206,7 +207,7 @@ class DecodeConfig(Section):
         if self.columns and self.format != "json":
             raise wrong("columns", f"only with decode.format json, not with {self.format}")
         if self.format == "raw" and not self.keep_payload:
-            raise wrong("keep_payload", "false together with format raw would keep nothing of a message")
+            raise wrong("keep_payload", "false with format raw would keep nothing of a message")
         return self
 
 
@@ -216,7 +217,7 @@ class BlockConfig(Section):
     interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
-        description="Wall-clock time since a block's first message after which it is stored; default: the interval.",
+        description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
     max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
@@ -233,7 +234,7 @@ class StoreConfig(Section):
         description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
     )
     options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never shown."
+        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
     retry_for: types.RetryFor = _human(
@@ -290,7 +291,7 @@ class Config(Section):
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge what is held when the process stops.")
+    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
 
     def warnings(self) -> tuple[str, ...]:
         """One line for each setting that works, but is likely to cause trouble."""

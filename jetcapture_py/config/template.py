@@ -27,7 +27,7 @@ def parse_template(text: str) -> tuple[TemplatePart, ...]:
     Raises ValueError, one line, for a template that cannot be understood.
     """
     if not is_text(text):
-        raise ValueError(f"{text!a} is not valid text: a surrogate is in it, which is no character")
+        raise ValueError(f"{text!a} is not valid text: it contains a surrogate")
     parts: list[TemplatePart] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):

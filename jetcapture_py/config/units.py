@@ -81,7 +81,7 @@ def parse_duration(value: object) -> float:
     else:
         seconds = Fraction(value)
     if seconds < 0:
-        raise ValueError(f"expected a duration that is not negative, got {quoted(value)}")
+        raise ValueError(f"expected a duration of at least 0, got {quoted(value)}")
     if seconds > MAX_SECONDS:
         raise ValueError(f"expected a duration of at most 36500d, got {quoted(value)}")
     return float(seconds)
@@ -93,7 +93,7 @@ def parse_size(value: object) -> int:
         raise ValueError(f"expected a size such as 128MiB, got {quoted(value)}")
     size = _bytes(value) if isinstance(value, str) else Fraction(value)
     if size < 0:
-        raise ValueError(f"expected a size that is not negative, got {quoted(value)}")
+        raise ValueError(f"expected a size of at least 0, got {quoted(value)}")
     if size > MAX_BYTES:
         raise ValueError(f"expected a size below 8388608TiB, got {quoted(value)}")
     if size.denominator != 1:
@@ -188,7 +188,7 @@ def _seconds(text: str) -> Fraction:
             sum((Fraction(number) * _SECONDS[unit] for number, unit in parts), Fraction()) if parts else Fraction(text)
         )
     if text.startswith("-") and _DURATION.match(text[1:]):
-        raise ValueError(f"expected a duration that is not negative, got {quoted(text)}")
+        raise ValueError(f"expected a duration of at least 0, got {quoted(text)}")
     units = " (units d, h, m, s and ms, largest first)" if text[:1].isdigit() else ""
     raise ValueError(f"expected a duration such as 15m{units}, got {quoted(text)}")
 
@@ -197,7 +197,7 @@ def _bytes(text: str) -> Fraction:
     if match := _SIZE.fullmatch(text):
         return Fraction(match[1]) * _BYTES[(match[2] or "B").replace("k", "K")]
     if text.startswith("-") and _SIZE.fullmatch(text[1:]):
-        raise ValueError(f"expected a size that is not negative, got {quoted(text)}")
+        raise ValueError(f"expected a size of at least 0, got {quoted(text)}")
     if not isinstance(text, Expanded) and (match := _AMBIGUOUS_SIZE.fullmatch(text)):
         number, unit = match[1], match[2].upper()
         raise ValueError(f"expected {number}{unit}iB (1024s) or {number}{unit}B (1000s), got {quoted(text)}")

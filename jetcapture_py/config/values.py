@@ -77,7 +77,7 @@ def _secret(value: object) -> SecretStr:
     if not isinstance(value, str):
         raise ValueError("expected text; put it in quotes")
     if not value:
-        raise ValueError("expected text that is not empty")
+        raise ValueError("expected non-empty text")
     return SecretStr(str(value))
 
 
@@ -91,19 +91,19 @@ def _path(value: object) -> Path:
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or not value.isprintable():
-        raise ValueError(f"expected a name without blanks, '.', '*', '>', '/' and '\\', got {quoted(value)}")
+        raise ValueError(f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(value)}")
     return value
 
 
 def _stream_name(value: str) -> str:
     if value in ("_quarantine", "_watermark", "_probe"):
-        raise ValueError(f"{quoted(value)} is a directory of the archive and cannot be a stream's name in it")
+        raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
     return _name(value)
 
 
 def _subject(value: str) -> str:
     if not all(value.split(".")) or re.search(r"[\s*>]", value) or not value.isprintable():
-        raise ValueError(f"expected a subject without wildcards and blanks, got {quoted(value)}")
+        raise ValueError(f"expected a subject without wildcards and spaces, got {quoted(value)}")
     return value
 
 
@@ -130,7 +130,7 @@ def _server(value: str) -> str:
     else:
         if parts.scheme not in _SCHEMES or "://" not in value:
             raise ValueError(
-                f"expected an address that begins with nats://, tls://, ws:// or wss://, got {quoted(value)}"
+                f"expected an address that starts with nats://, tls://, ws:// or wss://, got {quoted(value)}"
             )
     if not usable:
         raise ValueError(f"expected an address such as nats://127.0.0.1:4222, got {quoted(value)}")
@@ -141,7 +141,7 @@ def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise ValueError("expected at least one address")
     if len({address.startswith("ws") for address in value}) > 1:
-        raise ValueError("expected either ws:// and wss:// or nats:// and tls://, not both kinds")
+        raise ValueError("expected only ws:// and wss://, or only nats:// and tls://")
     return value
 
 

@@ -146,7 +146,12 @@ class Source:
             self._client.register(subscription._id, self._inbox)
             self._lanes.append(PullSlot(subject, subscription._id, self._inbox))
         if not self._client.fast:
-            event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
+            event(
+                log,
+                logging.WARNING,
+                "receive.slow_path",
+                reason="unknown version of nats-py",
+            )
 
     async def stop(self) -> bool:
         """Pull no more, receive what open pulls still bring, and unsubscribe; return whether every pull ended.
@@ -240,7 +245,7 @@ class Source:
     async def _closed(self) -> None:
         if not self._closing:
             reason = self._client.last_error
-            self.fail(SourceError(f"the connection to NATS was closed for good: {reason or 'by the server'}"))
+            self.fail(SourceError(f"the NATS connection was closed permanently: {reason or 'by the server'}"))
 
     async def _errored(self, error: Exception) -> None:
         denial = denial_in(error)
@@ -335,7 +340,7 @@ class Source:
     def _react(self, lane: PullSlot, status: PullStatus) -> None:
         if status.reaction is Reaction.FATAL:
             where = f"consumer {self.consumer} of stream {self.stream}"
-            self.fail(SourceError(f"{where} can no longer be pulled from: {status.code} {status.text}"))
+            self.fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
         elif status.reaction is Reaction.TOO_LARGE:
             if not lane.brought:
                 self._too_small(lane)
@@ -411,7 +416,7 @@ class Source:
 
     @property
     def in_flight(self) -> int:
-        """Bytes that open pulls may still bring."""
+        """Bytes in flight: what open pulls may still deliver."""
         return sum(max(1, lane.left_bytes) for lane in self._lanes if lane.active)
 
     @property

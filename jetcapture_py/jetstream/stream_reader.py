@@ -61,7 +61,7 @@ async def _stretch(server: Server, filters: tuple[str, ...], first: int, last: i
         if server.denied:
             raise SourceError(f"NATS refused: {server.denied}")
         if clock() > deadline:
-            raise SourceError(f"nothing comes of stream {server.stream} from message {first} on: {pull.trouble}")
+            raise SourceError(f"nothing arrives from stream {server.stream} from message {first} on: {pull.trouble}")
         await asyncio.sleep(PAUSE)
 
 
@@ -134,7 +134,7 @@ class _Pull:
         try:
             await asyncio.wait_for(self._event.wait(), SILENCE)
         except TimeoutError:
-            self.trouble = "the server fell silent"
+            self.trouble = "the server stopped responding"
         self._event.clear()
         self.trouble = self.trouble or server.denied
         received = self._inbox.take(1 << 62)
@@ -150,7 +150,7 @@ class _Pull:
         tokens = reply.split(b".")
         base = 2 if len(tokens) == _SHORT else 4
         if int(tokens[base + 4]) != self._taken:
-            self.trouble = "messages that the server sent did not come"
+            self.trouble = "messages sent by the server did not arrive"
             return
         self._first = int(tokens[base + 3]) + 1
         self.finished = self._first > self._last or tokens[base + 6] == b"0"
@@ -165,4 +165,4 @@ class _Pull:
         if info["num_pending"] == 0 and info["delivered"]["consumer_seq"] == self._taken and not self._inbox.rows:
             self.finished = True
         elif self._doubts > _MOST_DOUBTS:
-            self.trouble = "messages that the server should send do not come"
+            self.trouble = "expected messages do not arrive"

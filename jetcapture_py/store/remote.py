@@ -88,7 +88,7 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
     try:
         return FsspecStore(scheme, root, options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"store.options: {scheme}:// cannot be used with them; {one_line(error)}") from error
+        raise ConfigError(f"store.options: {scheme}:// does not accept them; {one_line(error)}") from error
 
 
 class FsspecStore:
@@ -166,7 +166,7 @@ class FsspecStore:
                 data = change(there)
                 if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
                     return
-        raise StoreError(f"cannot write {path}: others changed it {CHANGES} times in a row")
+        raise StoreError(f"cannot write {path}: it was changed concurrently {CHANGES} times in a row")
 
     def _tag(self, path: str) -> str | None:
         """The file's entity tag, which every write changes; None without one."""

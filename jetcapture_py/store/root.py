@@ -89,7 +89,7 @@ class ArchiveRoot:
     def _check(self, handle: int) -> None:
         if not self._id:
             if _identity(os.fstat(handle)) != self._seen:
-                raise self._lost("it is another directory")
+                raise self._lost("it is a different directory")
             return
         try:
             found = os.stat(MARKER, dir_fd=handle)
@@ -98,11 +98,11 @@ class ArchiveRoot:
         seen = (*_identity(found), found.st_ctime_ns)
         if seen != self._seen:  # mounted again, restored, or another archive
             if _read_marker(handle, self.path) != self._id:
-                raise OSError(errno.ENXIO, f"{self.path} is another archive than before; restart to use it")
+                raise OSError(errno.ENXIO, f"{self.path} is a different archive than before; restart to use it")
             self._seen = seen
 
     def _lost(self, reason: str) -> OSError:
-        text = f"{self.path} is not the archive that was there before: {reason}; is it mounted?"
+        text = f"{self.path} is not the archive that was here before: {reason}; is it mounted?"
         return OSError(errno.ENXIO, text)
 
     def _first_use(self) -> None:
@@ -186,5 +186,5 @@ def _read_marker(handle: int, root: str) -> str | None:
     except (ValueError, TypeError, KeyError):
         found = None
     if not isinstance(found, str) or not found:
-        raise StoreError(f"{root}/{MARKER} is damaged; remove it if {root} is the archive, and start again")
+        raise StoreError(f"{root}/{MARKER} is damaged; remove it if {root} is the archive, and restart")
     return found

@@ -106,7 +106,7 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
     Raises ValueError, one line, for a block that is not one or whose text is not UTF-8.
     """
     if not block.startswith(_VERSION) or not block.endswith(b"\r\n"):
-        raise ValueError("the header block does not start with NATS/1.0 or does not end with a line end")
+        raise ValueError("the header block does not start with NATS/1.0 or does not end with a line break")
     headers: dict[str, list[str]] = {}
     try:
         lines = block[len(_VERSION) : -2].decode().split("\r\n")

@@ -114,7 +114,7 @@ class Preparer:
         try:
             keys = self.key(rows, fields)
             if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
-                raise TypeError("the key function did not give a string array with one key a row")
+                raise TypeError("the key function did not return a string array with one key per row")
             keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
         except BaseException as error:  # also sys.exit: it is the message's fault, and must not end the process
             if len(rows) == 1:
@@ -134,7 +134,7 @@ class Preparer:
             size = len(layout.escape_key(keys[index].as_py()).encode())
             if size > layout.MAX_KEY_BYTES:
                 too_long[index] = (
-                    f"the key is {size} bytes long as a directory name; {layout.MAX_KEY_BYTES} are allowed"
+                    f"the key is {size} bytes long as a directory name; the limit is {layout.MAX_KEY_BYTES}"
                 )
         return keys, too_long or None
 

@@ -46,7 +46,7 @@ _SCALARS: dict[st.DataType, str] = {
     st.TimestampType(): "timestamp",
 }
 
-_NOTHING_TO_DECODE = "format json: there is no column to decode: name them in option columns, or in the schema"
+_NOTHING_TO_DECODE = "format json: no column to decode: declare them in option columns, or in the schema"
 
 
 def schema_text(options: ReadOptions) -> str:
@@ -75,9 +75,9 @@ class Columns:
         types: dict[str, str] = {}
         for field in schema:
             if field.name in types:
-                raise ConfigError(f"column {field.name} is there twice")
+                raise ConfigError(f"duplicate column {field.name}")
             if not field.nullable:
-                raise ConfigError(f"column {field.name}: what others publish cannot be promised to be NOT NULL")
+                raise ConfigError(f"column {field.name}: published data cannot be declared NOT NULL")
             types[field.name] = _type(field.name, field.dataType)
         self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
         # whatever case the session goes by: no field of JSON becomes a column of such a name
@@ -175,7 +175,7 @@ def _declared(fields: Mapping[str, str]) -> dict[str, _Declared]:
 
 def _type(name: str, kind: st.DataType) -> str:
     """The column's type in the words of `decode.types`."""
-    inner = "what others publish cannot be promised to be NOT NULL"
+    inner = "published data cannot be declared NOT NULL"
     if isinstance(kind, st.StructType):
         if not all(field.nullable for field in kind):
             raise ConfigError(f"column {name}: {inner}")

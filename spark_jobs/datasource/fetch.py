@@ -230,7 +230,7 @@ class Fetch:
 
     def _nothing_came(self, reason: str) -> SourceError:
         seconds = f"{self._session.timeout:g} s"
-        return SourceError(f"nothing came from stream {self._options.stream} for {seconds}: {reason}")
+        return SourceError(f"no message from stream {self._options.stream} for {seconds}: {reason}")
 
     # ------------------------------------------------------------------ one consumer
 
@@ -253,10 +253,10 @@ class Fetch:
             if self._full:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
-                self._disturb("the server fell silent")
+                self._disturb("the server stopped responding")
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # seen twice: we may have been suspended
-                raise self._nothing_came("the server is there, but sends no message")
+                raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
 
@@ -300,10 +300,10 @@ class Fetch:
                 if self._part.per_subject and asyncio.get_running_loop().time() > self._came + SILENCE:
                     # the next ones are gone, and the server skips only one of them at each sign of life
                     await self._look_behind()
-                    self._disturb("messages were removed that were to come")
+                    self._disturb("expected messages were removed from the stream")
                 return
             if info["delivered"]["consumer_seq"] != self._inbox.total - self._before:
-                self._disturb("messages that the server sent did not come")
+                self._disturb("messages sent by the server did not arrive")
                 return
         if self._replicated and not self._part.per_subject:
             following = await find_next(self._session, self._options, self._last + 1)

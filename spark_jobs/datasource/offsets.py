@@ -188,8 +188,8 @@ def check_created(stream: str, expected: str, actual: str) -> None:
     """Raise SourceError when the stream is not the one that was read so far."""
     if actual != expected:
         raise SourceError(
-            f"stream {stream} was deleted and created again ({expected}, now {actual}): what was not read is gone; "
-            "failOnDataLoss=false goes on with the new one"
+            f"stream {stream} was deleted and created again ({expected}, now {actual}): unread messages are "
+            "gone; failOnDataLoss=false continues with the new one"
         )
 
 
@@ -198,12 +198,12 @@ def check_there(stream: str, first: int, state: StreamState) -> None:
     if first < state.first:
         raise SourceError(
             f"messages {first} to {state.first - 1} of stream {stream} are gone: it begins with {state.first}; "
-            "failOnDataLoss=false goes on from there"
+            "failOnDataLoss=false continues there"
         )
     if first > state.last + 1:
         raise SourceError(
             f"stream {stream} ends with message {state.last}, before {first}: the server has lost messages, or the "
-            "position is wrong; failOnDataLoss=false goes on from the end"
+            "position is wrong; failOnDataLoss=false continues at the end"
         )
 
 

@@ -88,7 +88,7 @@ class ReadOptions(Options):
         for name in ("starting", "ending"):
             both = {f"{name}_offsets", f"{name}_timestamp"}
             if both <= self.model_fields_set:
-                raise wrong(f"{name}Timestamp", f"cannot be used together with {name}Offsets")
+                raise wrong(f"{name}Timestamp", f"cannot be combined with {name}Offsets")
         if self.columns and self.format == "raw":
             raise wrong("columns", "only with format json")
         return self
@@ -98,7 +98,7 @@ class ReadOptions(Options):
         if self.max_offsets_per_trigger is not None:
             raise ConfigError("maxOffsetsPerTrigger: only in a streaming query")
         if self.starting_offsets in ("latest", "new"):
-            raise ConfigError(f"startingOffsets: {self.starting_offsets} is only for streaming queries: nothing is new")
+            raise ConfigError(f"startingOffsets: {self.starting_offsets} is only for streaming queries")
         return self
 
     def for_stream(self) -> Self:
@@ -110,8 +110,7 @@ class ReadOptions(Options):
 
 
 _NO_TABLES = (
-    "Spark keeps no options of a table for a data source in Python; "
-    "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
+    "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
 Kind = TypeVar("Kind", bound=Options)
@@ -123,7 +122,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     No option at all is no way to ask for the default server: a table that CREATE TABLE made comes without any.
     """
     if not given:
-        raise ConfigError(f"there are no options, not even servers: if this is a table, {_NO_TABLES}")
+        raise ConfigError(f"no options are set, not even servers; for a table: {_NO_TABLES}")
     if any(name.lower() == "provider" for name in given):
         raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
     names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
@@ -133,7 +132,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         if name.lower() in _SPARKS_OWN:
             continue
         if name.lower() == "path":
-            raise ConfigError("path: NATS has none; load() and save() take no argument")
+            raise ConfigError("path: not supported; call load() and save() without an argument")
         if _fold(name) not in names:
             raise ConfigError(f"{name}: unknown option{did_you_mean(name, names.values())}")
         chosen[names[_fold(name)]] = value

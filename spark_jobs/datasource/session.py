@@ -110,9 +110,9 @@ class Session:
             except UnavailableError as error:
                 reason = error
             if self.connection.is_closed:
-                raise SourceError(f"the connection to NATS was closed for good: {self.connection.last_error or reason}")
+                raise SourceError(f"the NATS connection was closed permanently: {self.connection.last_error or reason}")
             if clock() > deadline:
-                raise SourceError(f"NATS did not serve us for {self.timeout:g} s: {reason}")
+                raise SourceError(f"NATS did not respond for {self.timeout:g} s: {reason}")
             await asyncio.sleep(PAUSE)
 
     def close(self) -> None:

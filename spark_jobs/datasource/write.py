@@ -65,7 +65,7 @@ class Messages:
         self._schema, self._case_sensitive = schema, case_sensitive
         self._names = schema.fieldNames()
         if doubled := [name for name, count in Counter(self._names).items() if count > 1]:
-            raise ConfigError(f"two columns are called {doubled[0]}: rename one with AS")
+            raise ConfigError(f"duplicate column {doubled[0]}: rename one with AS")
         self._types = {field.name: field.dataType for field in schema}
         self._payload = self._first(PAYLOADS)
         self._own = self._first(SUBJECTS)
@@ -76,12 +76,14 @@ class Messages:
         self._subject = self._template(options.subject or "{subject}")
         if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
             raise ConfigError(
-                f"column {self._payload}: a payload is binary or string; to_json({self._payload}) makes it one"
+                f"column {self._payload}: a payload must be binary or string; to_json({self._payload}) makes it one"
             )
         if self._headers is not None and not _is_headers(self._types[self._headers]):
-            raise ConfigError(f"column {self._headers}: headers are map<string, string> or map<string, array<string>>")
+            raise ConfigError(
+                f"column {self._headers}: headers: expected map<string, string> or map<string, array<string>>"
+            )
         if self._id is not None and not isinstance(self._types[self._id], _TEXT):
-            raise ConfigError(f"column {self._id}: a message id is a string")
+            raise ConfigError(f"column {self._id}: a message id must be a string")
         taken = {self._first((name,)) for name in (*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW)}
         self._fields = [number for number, name in enumerate(self._names) if name not in taken]
         if self._payload is None:
@@ -112,9 +114,9 @@ class Messages:
             raise ConfigError(f"subject: {error}") from None
         for part in template.parts:
             if part.kind in ("subject", "token") and self._own is None:
-                raise ConfigError(f"there is no subject: the rows have no such column, the option is {text}")
+                raise ConfigError(f"no subject: the rows have no column subject, and the option is {text}")
             if part.kind == "header" and self._headers is None:
-                raise ConfigError(f"subject: there are no headers for {text}")
+                raise ConfigError(f"subject: the rows have no headers for {text}")
             if part.kind == "field":
                 self._check_field(str(part.value))
         return template
@@ -127,7 +129,7 @@ class Messages:
         kind = self._types[name]
         self._called[self._names.index(name)] = path if whole else path.split(".")[0]
         if whole and not isinstance(kind, (*_TEXT, st.IntegralType)):
-            raise ConfigError(f"subject: column {path} is neither string nor integer: cast it")
+            raise ConfigError(f"subject: column {path} must be string or integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
         """What `publish_batches` publishes; `writing` names what is written and the partition."""
@@ -236,7 +238,7 @@ class _Writer:
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigError("messages can only be appended to a stream: use mode append")
+            raise ConfigError("a stream only accepts mode append")
         check(options, schema)
         self._options, self._schema = options, schema
         self._save = uuid.uuid4().hex

@@ -76,8 +76,8 @@ class Limits:
             yield "keeps nothing: it has interest retention and no consumer"
         if self.message_size is not None and incoming.largest > self.message_size:
             yield (
-                f"takes messages of at most {self.message_size:,} bytes (max_msg_size): "
-                f"it would refuse those with up to {incoming.largest:,} bytes"
+                f"accepts messages of at most {self.message_size:,} bytes (max_msg_size): "
+                f"it would refuse some of up to {incoming.largest:,} bytes"
             )
         published = f"the {incoming.messages:,} published"
         if self.messages is not None and self._exceeds(incoming.messages, self.held_messages, self.messages):
@@ -87,12 +87,12 @@ class Limits:
             yield self._full("max_bytes", f"{self.size:,} bytes", f"{self.held_size:,}", published)
         if self.of_a_subject is not None and incoming.of_a_subject > self.of_a_subject:
             yield (
-                f"keeps {self.of_a_subject:,} messages of a subject (max_msgs_per_subject): "
-                f"up to {incoming.of_a_subject:,} of one are published"
+                f"keeps {self.of_a_subject:,} messages per subject (max_msgs_per_subject): "
+                f"up to {incoming.of_a_subject:,} are published to one subject"
             )
         if self.age is not None and incoming.seconds > self.age:
             takes = format_duration(round(incoming.seconds))
-            yield f"keeps messages for {format_duration(self.age)} (max_age), and this takes about {takes}"
+            yield f"keeps messages for {format_duration(self.age)} (max_age), but the replay takes about {takes}"
 
     def _exceeds(self, incoming: int, held: int, limit: int) -> bool:
         """A stream that removes its oldest messages drops what comes only when that alone is too much."""
@@ -101,4 +101,4 @@ class Limits:
     def _full(self, name: str, limit: str, held: str, published: str) -> str:
         if self.refuses:
             return f"keeps {limit} ({name}, discard new) and holds {held}: it would refuse some of {published}"
-        return f"keeps {limit} ({name}): of {published}, it would remove the first ones again"
+        return f"keeps {limit} ({name}): it would remove the first of {published} again"

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.text import plural
 from spark_jobs.publishing.subjects import covers, matching, overlaps
 from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
 from spark_jobs.replaying.rows import ODD, Rows
@@ -124,7 +125,7 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
     if found["back"] is not None:
         raise JetcaptureError(
             f"this archive's capture takes {found['back']} from stream {', '.join(ingested)}, and would archive "
-            "what it has again; choose another --subject, or allow it with --allow-loop"
+            "its own messages again; choose another --subject, or allow it with --allow-loop"
         )
 
 
@@ -179,11 +180,11 @@ def is_recreated(rows: Rows) -> bool:
 
 def describe(found: Survey, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
     """The survey for people, line by line."""
-    yield f"would replay {found.messages:,} messages with {found.size or 0:,} bytes"
+    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
         others = ", …" if found.distinct > len(found.subjects) else ""
-        yield f"to {found.distinct:,} subjects: {shown}{others}"
+        yield f"to {plural(found.distinct, 'subject', grouped=True)}: {shown}{others}"
     if found.first is not None and found.last is not None:
         yield f"from {_time(found.first)} to {_time(found.last)}"
     for stream in streams:
@@ -204,6 +205,6 @@ def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
         return None
     worst = min(short, key=lambda stream: stream.window)
     return (
-        f"stream {worst.name} knows message ids for {format_duration(worst.window)} only (its duplicate_window), and "
-        f"{format_duration(round(needed))} would be safe: what Spark has to publish again after that is stored twice"
+        f"stream {worst.name} remembers message ids for only {format_duration(worst.window)} (duplicate_window); "
+        f"{format_duration(round(needed))} would be safe: messages that Spark republishes later are stored twice"
     )

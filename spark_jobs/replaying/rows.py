@@ -209,7 +209,7 @@ def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
         (field.name, sf.col(quoted(field.name)), field.dataType) for field in known.fields if field.name not in own
     ]
     if not fields:
-        raise JetcaptureError("the rows have nothing to publish: no payload, and no columns but the archive's own")
+        raise JetcaptureError("the rows have nothing to publish: no payload, and no columns besides the archive's own")
     return row_of(fields).cast("binary")
 
 

@@ -86,7 +86,7 @@ class Target:
             try:
                 return await work(nc, Api(nc, self.login.domain))
             except (UnavailableError, ApiError) as error:
-                raise SourceError(f"cannot look at the streams at {self.where}: {error}") from error
+                raise SourceError(f"cannot list the streams at {self.where}: {error}") from error
             finally:
                 await close_connection(nc)
 
@@ -202,7 +202,7 @@ class _Reader:
             try:
                 await asyncio.wait_for(self._heard.wait(), _SILENCE)
             except TimeoutError as error:
-                raise UnavailableError("the server has stopped sending what it holds") from error
+                raise UnavailableError("the server stopped sending") from error
             if len(self._inbox.rows) >= _ENOUGH:
                 self._take()
         self._take()

@@ -129,7 +129,7 @@ def _known(place: Place) -> str:
     except Exception:  # it would only add to a message that says what is wrong already
         return ""
     streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-    return f"; there are: {streams}" if streams else ""
+    return f"; available: {streams}" if streams else ""
 
 
 def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches: Batches) -> Batches:
@@ -152,7 +152,7 @@ def _reading(place: Place, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise VanishedError(f"{place.shown}/{path} was removed while the report was made") from error
+        raise VanishedError(f"{place.shown}/{path} was removed while the report was generated") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise JetcaptureError(f"cannot read {place.shown}/{path}: {one_line(error)}") from error
 

@@ -94,7 +94,7 @@ def test_a_message_id_that_the_stream_knows_counts_as_duplicate(nats_server: Sta
 
 def test_a_subject_without_a_stream_is_an_error_that_names_it(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
-        with pytest.raises(SourceError, match=r"message for other\.a was refused: no stream listens on it"):
+        with pytest.raises(SourceError, match=r"message for other\.a was refused: no stream listens on this subject"):
             async with Publisher(nc) as publisher:
                 await publisher.publish("s.a", b"x")
                 await publisher.publish("other.a", b"x")

@@ -256,15 +256,15 @@ def test_what_cannot_be_written_is_one_clear_error(
         ({"payload": "string"}, {"subject": "a.{b}"}, "subject: there is no column b; there are payload"),
         ({"payload": "string"}, {"subject": "a.{b"}, "subject: unbalanced braces in 'a.{b'"),
         ({"payload": "string"}, {"subject": "{header.To}"}, "subject: there are no headers for {header.To}"),
-        ({"a": "double"}, {"subject": "a.{a}"}, "subject: column a is neither string nor integer: cast it"),
+        ({"a": "double"}, {"subject": "a.{a}"}, "subject: column a must be string or integer: cast it"),
         (
             {"value": "integer"},
             {"subject": "a"},
-            "column value: a payload is binary or string; to_json(value) makes it",
+            "column value: a payload must be binary or string; to_json(value) makes it",
         ),
         ({"subject": "string"}, {}, "the rows have nothing to publish: no payload, and no other columns"),
         ({"headers": "string", "value": "string"}, {"subject": "a"}, "column headers: headers are map<string, string>"),
-        ({"msg_id": "integer", "value": "string"}, {"subject": "a"}, "column msg_id: a message id is a string"),
+        ({"msg_id": "integer", "value": "string"}, {"subject": "a"}, "column msg_id: a message id must be a string"),
         (
             {"Subject": "string", "SUBJECT": "string", "value": "string"},
             {},

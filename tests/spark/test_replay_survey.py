@@ -123,13 +123,13 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
         ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
         (
             {"max_msg_size": 99},
-            "takes messages of at most 99 bytes (max_msg_size): it would refuse those with up to 100 bytes",
+            "accepts messages of at most 99 bytes (max_msg_size): it would refuse those with up to 100 bytes",
         ),
         (
             {"max_msgs_per_subject": 4},
-            "keeps 4 messages of a subject (max_msgs_per_subject): up to 5 of one are published",
+            "keeps 4 messages per subject (max_msgs_per_subject): up to 5 of one are published",
         ),
-        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), and this takes about 1m30s"),
+        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
         ({"retention": "interest"}, "keeps nothing: it has interest retention and no consumer"),
         ({"max_msgs": 9, "max_msgs_per_subject": 5, "max_bytes": 100_000, "max_msg_size": 2000, "max_age": 3600}, None),
         ({"max_msgs": 9, "held": 5}, None),

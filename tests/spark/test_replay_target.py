@@ -292,8 +292,8 @@ def test_a_login_that_is_incomplete_or_ambiguous_is_said_in_one_line(tmp_path: P
     server = ["--servers", "nats://127.0.0.1:1"]
     assert said() == "--servers: missing: where to publish; or --config, for the capture's own servers"
     assert "required with user" in said(*server, "--user", "app")
-    assert "cannot be used together" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
-    assert "cannot be used together" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
+    assert "cannot be combined" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
+    assert "cannot be combined" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
     chosen = parse(["/archive", "ORDERS", *server, "--servers", "nats://two:2", "--creds", "/file"])
     found = login(chosen, {"NATS_TOKEN": "unused", "NATS_PASSWORD": "unused"})
     assert (found.servers, found.token) == (("nats://127.0.0.1:1", "nats://two:2"), None)

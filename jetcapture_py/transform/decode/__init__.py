@@ -45,7 +45,7 @@ def make_decoder(config: FormatConfig) -> Decoder:
     if config.format == "json":
         return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
     if config.columns:
-        raise ValueError(f"columns can be declared for the format json, not for {config.format!a}")
+        raise ValueError(f"columns can be declared for format json only, not for {config.format!a}")
     if config.format == "raw":
         return RawDecoder()
     if not plugins.is_reference(config.format):
@@ -56,7 +56,7 @@ def make_decoder(config: FormatConfig) -> Decoder:
         try:
             made = found()
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{config.format} cannot be made: {one_line(error)}") from error
+            raise ValueError(f"{config.format} cannot be created: {one_line(error)}") from error
     if not callable(getattr(made, "decode", None)):
         raise ValueError(f"{config.format} is not a decoder: it has no method decode")
     return cast("Decoder", made)

@@ -99,7 +99,7 @@ class JsonDecoder:
         for declared, output in zip(columns, self._outputs, strict=True):
             if (other := taken.setdefault(output.name.lower(), declared)) != declared:
                 raise ValueError(
-                    f"columns {show(other)} and {show(declared)} are one column to Spark (case does not count, and"
+                    f"columns {show(other)} and {show(declared)} are the same column to Spark (case does not count, and"
                     f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
                 )
 
@@ -125,12 +125,12 @@ def _output(name: str, column: JsonColumn, passes: list[_Object]) -> _Output:
     """
     try:
         if not is_text(name):
-            raise ValueError("the name is not valid text: a surrogate is in it, which is no character")
+            raise ValueError("the name is not valid text: it contains a surrogate")
         declared = parse_declared(column.type)
         leaf = codec(declared, column.unit)
         path = [name] if column.path is None else column.path.split(".")
         if "" in path and column.path is not None:
-            raise ValueError(f"path: {show(column.path)}: names with one dot between them, as in customer.address.city")
+            raise ValueError(f"path: {show(column.path)}: names separated by one dot, such as customer.address.city")
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None

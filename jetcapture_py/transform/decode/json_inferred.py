@@ -103,7 +103,7 @@ class InferringJsonDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
-_TOO_WIDE = f"more than {MAX_CELLS} values, with those that its lists and objects lack; declare decode.columns"
+_TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
 
 
 def _size(names: Iterable[str]) -> int:
