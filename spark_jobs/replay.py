@@ -1,19 +1,19 @@
-"""Publishes archived messages, or any rows, to JetStream, from the executors, with every message acknowledged.
+"""Publish archived messages, or any rows, to JetStream from the executors, with every message acknowledged.
 
     jetcapture spark replay URL STREAM --servers nats://…        or python -m spark_jobs.replay, or spark-submit
     jetcapture spark replay --config FILE --subject "replay.{key}" --key eu --from 2026-05-01
 
 A row of the archive is published as the message it was: the same bytes, the same headers, and a message id of the
-form `<stream>:<seq>:<replay id>`, so that what is published again within the target stream's duplicate window is
-stored once. Four headers say where it comes from: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and
-Jetcapture-Replay; `resume` finds by them what the target already has, however long ago. Any other row, of an
-aggregate for instance, is published as JSON.
+form `<stream>:<seq>:<replay id>`, so that messages republished within the target stream's duplicate window are
+stored once. Four headers record the origin: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and
+Jetcapture-Replay; `resume` uses them to find what the target already has, regardless of age. Any other row,
+such as of an aggregate, is published as JSON.
 
-Order. All messages of a target subject are published by one task, by timestamp and sequence, so a stream holds them in
-that order; different subjects side by side. With a pace there is one task, and one order over all subjects. A task
-keeps the order also when the server restarts meanwhile (`jetcapture_py.jetstream.publish` names the one exception).
-When Spark runs a task again, what was stored stays where it is and the rest follows, in order. Rows without a timestamp
-are published in the order of their partition, partitions side by side.
+Order: one task publishes all messages of a target subject, by timestamp and sequence, so a stream holds them in that
+order; different subjects are published in parallel. With a pace there is one task, and one order over all subjects. A
+task keeps the order even if the server restarts (`jetcapture_py.jetstream.publish` names the one exception). When Spark
+retries a task, stored messages stay in place and the rest follows in order. Rows without a timestamp are published in
+the order of their partition, partitions in parallel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ log = logging.getLogger("jetcapture.replay")
 
 _REPLAY_ID = re.compile(r"[!-9;-~]{1,100}")
 _BROADCAST = 5_000_000
-"""Identities of a resumed replay that are handed to every executor; more are joined by Spark as it likes."""
+"""Maximum number of identities of a resumed replay to broadcast; Spark chooses the join for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +90,14 @@ def replay(
 ) -> Replayed:
     """Publish every row of `frame`; return when all are acknowledged, raise JetcaptureError when one cannot be.
 
-    `servers` may be a whole login. `subject` is a template as the capture's keys: `replay.{region}` with a column,
+    `servers` may be a whole login. `subject` is a template like the capture's keys: `replay.{region}` with a column,
     `{subject}` and `{subject[1]}` with the message's own subject, or the column of that name, `{header.NAME}`.
     `payload` names the column to publish, by default `_nats_payload`, else `payload`, else the row as JSON without the
     archive's own columns.
 
     `replay_id`, by default a new one, is part of the message ids; with `resume`, what the target streams have of the
-    replay of this id is left out. `window` messages are under way at once in each of `tasks` tasks, by default as many
-    as Spark has room for, and at most 8. With a `pace` there is one task.
+    replay of this id is left out. `window` limits the unacknowledged messages of each of `tasks` tasks, by default as
+    many as Spark has room for, and at most 8. With a `pace` there is one task.
 
     `origin` says where the archive comes from (`replay_origin.origin_of`). With it, the replay is refused when the
     archive's own capture would take its messages, unless `allow_loop`, and ids tell a recreated stream's lives apart.
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def told(command: str, level: int) -> Iterator[None]:
-    """Show what `replay` logs, from `level` on, as lines of the command."""
+    """Print log lines of `replay`, from `level` on, as lines of the command."""
     handler, before = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter(f"{command}: %(message)s"))
     log.addHandler(handler)

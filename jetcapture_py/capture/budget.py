@@ -1,4 +1,4 @@
-"""Every share of a budget, with its reason, and what keeps work within it.
+"""The shares of each budget, with their reasons, and the limits that keep work within them.
 
 The budgets are `limits.memory` in bytes, `limits.open_blocks`, and the messages that may be unacknowledged: the
 consumer's `max_ack_pending`, less what other replicas hold.
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from jetcapture_py.config.model import LimitsConfig
 
 BLOCK_SHARE = 4
-"""A block takes at most this part of the memory, or one alone could fill what is for all."""
+"""Maximum share of the memory for one block, so that one cannot take it all."""
 DECODE_SHARE, DECODE_MOST = 8, 16 << 20
 """Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
 of received memory."""
 ENCODING_SHARE = 8
-"""Blocks that are encoded at the same time take this part of the memory."""
+"""Share of the memory for blocks being encoded at the same time."""
 RELEASE_SHARE = 8
-"""The process may grow by this part of the memory before the allocator gives back what it kept."""
+"""Growth of the process, as a share of the memory, after which the allocator returns unused memory."""
 OPEN_SHARE = 2
-"""Open blocks take at most this part of the memory; the rest is for what is on its way to the store."""
+"""Maximum share of the memory for open blocks; the rest is for blocks being stored."""
 OPEN_UNACKED_SHARE = 3
 """Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
 that waits for acks is slow to take them."""
 SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
-"""When there is too much of something open, so much more of it is sealed, so that it is not too much again at once."""
+"""Seal this much more than the excess, so that the limit is not reached again immediately."""
 PREPARING_COPIES = 3
-"""A batch in preparation lies in memory as received, as columns, and as routed columns."""
+"""A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
 ENCODING_COPIES = 3
-"""A block that is being encoded lies in memory in one piece, sorted and encoded, too."""
+"""A block being encoded is also in memory as one table, sorted, and encoded."""
 SMALL_BLOCK, TOGETHER = 64 << 10, 64
-"""Blocks below so many bytes share a worker thread's turn, up to so many of them."""
+"""Size below which blocks share a worker thread's turn, and how many share one."""
 LARGE_BLOCKS_WAITING = 2
 """Larger blocks that may wait for each worker."""
 FIRST_BATCH = 4096
-"""Messages decoded at once while nothing is known of their columns."""
+"""Messages decoded at once while the size of their columns is unknown."""
 
 
 class Excess(TypedDict):
@@ -54,7 +54,7 @@ class Excess(TypedDict):
 def excess(blocks: Blocks, limits: LimitsConfig, unacked_limit: int, *, starved: bool) -> Excess:
     """Compute how much of the open blocks to seal, so that each budget has room for what is being stored.
 
-    Everything, when `starved`: a pull is waiting for memory alone. Of large messages, a few already fill the budget.
+    All of them when `starved`: a pull waits for memory only. A few large messages can fill the budget.
     """
     rows = blocks.rows - unacked_limit // OPEN_UNACKED_SHARE
     size = blocks.bytes if starved else blocks.bytes - limits.memory // OPEN_SHARE

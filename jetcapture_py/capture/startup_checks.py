@@ -1,4 +1,4 @@
-"""Check before anything is pulled that what is captured can be stored, and where it will lie."""
+"""Checks before the first pull: the store accepts writes, and it is the expected archive."""
 
 from __future__ import annotations
 

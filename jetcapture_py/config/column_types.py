@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 
 MAX_DEPTH = 32
-"""Deepest nesting of types; the depth to which inferred columns follow a document, too."""
+"""Maximum nesting of types, also for inferred columns."""
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 JSON = pa.json_(pa.string())
@@ -125,7 +125,7 @@ def _map(parts: list[str], text: str, depth: int) -> pa.DataType:
 
 
 def _split(inner: str, text: str) -> list[str]:
-    """What lies between the commas of `inner` that are in no brackets."""
+    """Split `inner` at commas outside of brackets."""
     parts = [""]
     open_brackets = 0
     for char in inner:

@@ -1,8 +1,8 @@
 """The configuration: one YAML file, checked whole before anything starts. Nothing else reads the environment.
 
-`load` gives a `Config` or raises `ConfigError` with one line for every problem. A setting without a value (`user:`)
-counts as left out. Durations are seconds as float, sizes bytes as int; how they are written is said in `units`, how
-environment variables are in `config_yaml`. Secrets are never part of a message or a repr.
+`load` returns a `Config` or raises `ConfigError` with one line per problem. A setting without a value (`user:`) counts
+as missing. Durations are seconds as float, sizes bytes as int; see `units` for how they are written, and `yaml_text`
+for environment variables. Secrets are never part of a message or a repr.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TOO_MANY_UNACKED = 300_000
 
 
 def _human(text: str, description: str) -> Any:
-    """A setting whose default is written as in the file, and read as such: the schema shows it the same way."""
+    """A setting whose default is written as in the file, and shown so in the schema."""
     return Field(text, validate_default=True, description=description)
 
 
 class Section(BaseModel):
-    """Settings that belong together; they cannot be changed once read."""
+    """A section of settings; immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     keeps_null: ClassVar[frozenset[str]] = frozenset()
@@ -252,7 +252,7 @@ class LimitsConfig(Section):
 
 
 class HttpConfig(Section):
-    """What can be asked of the running process."""
+    """Metrics, probes and status page of the running process."""
 
     listen: types.Listen = Field(
         default="127.0.0.1:8080",
@@ -294,7 +294,7 @@ class Config(Section):
     drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
 
     def warnings(self) -> tuple[str, ...]:
-        """One line for each setting that works, but is likely to cause trouble."""
+        """Return one line per setting that works but is likely to cause trouble."""
         found = []
         if (unacked := self.source.max_ack_pending) > MANY_UNACKED:
             found.append(
@@ -305,17 +305,17 @@ class Config(Section):
 
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in a file; ConfigError says what is wrong, one line a problem."""
+    """Read the configuration from a file. Raises ConfigError with one line per problem."""
     return loads(_read_text(path, str(path)), env)
 
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in a YAML text; ConfigError says what is wrong, one line a problem."""
+    """Read the configuration from YAML text. Raises ConfigError with one line per problem."""
     return parse(yaml_text.read(text, env))
 
 
 def parse(data: object) -> Config:
-    """The configuration in plain values, as YAML would give them; ConfigError says what is wrong."""
+    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError."""
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
     try:
@@ -327,7 +327,7 @@ def parse(data: object) -> Config:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the file, for editors. Where a value may be `${ENV}`, it allows that, too."""
+    """Return the JSON Schema (draft 2020-12) of the file, for editors; it allows `${ENV}` wherever the file does."""
     generated = Config.model_json_schema(schema_generator=_SchemaGenerator)
     for section in (generated, *generated["$defs"].values()):
         section["properties"] = {name: _or_variable(setting) for name, setting in section["properties"].items()}
@@ -335,7 +335,7 @@ def schema() -> dict[str, Any]:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Without a title for each setting, which would only repeat its name."""
+    """A schema without titles, which would only repeat the settings' names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002  # the base class's signature
         return False
@@ -356,7 +356,7 @@ def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_text(path: Path, what: str) -> str:
-    """A file's text; ConfigError begins with `what` and says why there is none."""
+    """Return a file's text. Raises ConfigError that starts with `what`."""
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:

@@ -24,7 +24,7 @@ class TemplatePart:
 def parse_template(text: str) -> tuple[TemplatePart, ...]:
     """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
 
-    Raises ValueError, one line, for a template that cannot be understood.
+    Raises ValueError with one line for an invalid template.
     """
     if not is_text(text):
         raise ValueError(f"{text!a} is not valid text: it contains a surrogate")

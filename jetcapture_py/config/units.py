@@ -1,12 +1,12 @@
-"""Values as people read and write them: durations, sizes, times, and text that is safe to show on one line.
+"""Parse and format durations, sizes and times, and make text safe to show on one line.
 
     duration = seconds | [n "d"] [n "h"] [n "m"] [n "s"] [n "ms"]      "1h30m"  "15m"  "500ms"  "1.5h"  90  "90"
     size     = bytes   | n ("B" | "KB" | "kB" | "MB" | "GB" | "TB" | "KiB" | "MiB" | "GiB" | "TiB")      "128MiB"  1024
     n        = digits ["." digits]
 
-Units are case-sensitive, a duration's come largest first and once each, and there are no blanks and no signs. KB, MB,
-GB and TB count in thousands, KiB, MiB, GiB and TiB in 1024s; "64k" and "1G" are refused, because half of the world's
-tools read them the one way and half the other. A number without a unit is seconds or bytes, as a number or as text, so
+Units are case-sensitive; a duration's units come largest first and once each; spaces and signs are not allowed. KB, MB,
+GB and TB are powers of 1000, KiB, MiB, GiB and TiB powers of 1024; "64k" and "1G" are refused because tools disagree on
+their meaning. A number without a unit is seconds or bytes, as a number or as text, so
 that an environment variable can hold it.
 """
 
@@ -22,7 +22,7 @@ from typing import Self
 from jetcapture_py.text import escaped
 
 MAX_SECONDS = 36_500 * 86_400
-"""The longest duration: a hundred years, which is still in range as nanoseconds in 64 bits."""
+"""Maximum duration: a hundred years, which fits into 64 bits as nanoseconds."""
 MAX_BYTES = 2**63 - 1
 
 _NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"

@@ -28,7 +28,7 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
 
 MOST_VALUES = 100_000
-"""Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""
+"""Every use of an alias counts: otherwise a few lines could expand to more values than fit in memory."""
 
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
@@ -164,7 +164,7 @@ def _line(node: yaml.Node) -> int:
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> str:
-    """A syntax error as one line that quotes nothing of the file, where a password may be."""
+    """Describe a syntax error in one line, without quoting the file, which may contain a password."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         position = getattr(error, "position", None)

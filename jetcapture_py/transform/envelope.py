@@ -1,4 +1,4 @@
-"""From received frames to a `MessageBatch`, without a Python object per message where it can be helped."""
+"""Turn received frames into a `MessageBatch`, avoiding Python objects per message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Assembled:
 
 
 def assemble(stream: str, consumer: str, received: Received, *, headers: bool = True) -> Assembled:
-    """Make columns of `received`. Never raises for the content of a message. The headers are null if not wanted."""
+    """Turn `received` into columns. Never raises for the content of a message. Headers are null if not wanted."""
     subjects, replies, blocks, payloads = received.columns()
     (delivered, seq, nanoseconds), keep = ack_numbers(replies, stream, consumer)
     if keep is not None:

@@ -1,4 +1,4 @@
-"""What a replay would publish, counted before anything is: how much, from when, and whether it goes where it should."""
+"""Survey a replay before publishing: how much, from when, and whether every row has a valid target."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from spark_jobs.replaying.target import Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
 SAFE_WINDOW = 120.0
-"""Seconds: a shorter duplicate window is worth a warning, because Spark runs a lost task again after minutes."""
+"""Seconds; a shorter duplicate window causes a warning, because Spark may retry a lost task after minutes."""
 
 _SHOWN = 5
 _SLICE = 10_000_000
 _FAST = 50_000
-"""Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
+"""Minimum messages per second of a replay without a pace, to estimate its duration."""
 _PROVENANCE = 200
-"""About how many bytes of headers a replay adds to a message."""
+"""Approximate bytes of headers that a replay adds to a message."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -48,7 +48,7 @@ class Survey:
     incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
 
     def seconds(self, pace: Pace | None) -> float:
-        """About how long the replay takes."""
+        """Estimate the duration of the replay in seconds."""
         if pace is None:
             return self.messages / _FAST
         by_rate = self.messages / (pace.rate or _FAST)
@@ -58,14 +58,14 @@ class Survey:
         return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
 
     def warnings(self, pace: Pace | None) -> Iterator[str]:
-        """What the streams' limits would do to what is published, one line each."""
+        """Yield what the streams' limits would drop or refuse, one line each."""
         for stream, incoming in self.incoming:
             for warning in stream.limits.warnings(replace(incoming, seconds=self.seconds(pace))):
                 yield f"stream {stream.name} {warning}"
 
 
 def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
-    """Whether patterns alone say that every message has a stream, and that none is captured again."""
+    """Whether the patterns alone prove that every message has a stream and none is captured again."""
     return any(covers(each, pattern) for stream in streams for each in stream.subjects) and not any(
         overlaps(each, pattern) for filters in ingested.values() for each in filters
     )
@@ -130,7 +130,7 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
 
 
 def _incoming(stream: Stream) -> Column:
-    """What a stream with limits is to take."""
+    """Aggregate what is published to a stream with limits."""
     taken, size = matching(sf.col("subject"), stream.subjects), sf.length("payload")
     whole = size + sf.octet_length("subject") + MESSAGE_OVERHEAD
     columns = {
@@ -160,7 +160,7 @@ def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column
 
 
 def is_recreated(rows: Rows) -> bool:
-    """Whether the rows look like more than one life of a stream: of two messages, the later one has the lower sequence.
+    """Whether the rows span several incarnations of a stream: a later message has a lower sequence.
 
     Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
     """
@@ -179,7 +179,7 @@ def is_recreated(rows: Rows) -> bool:
 
 
 def describe(found: Survey, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
-    """The survey for people, line by line."""
+    """Yield the survey as lines of text."""
     yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
@@ -198,7 +198,7 @@ def _time(microseconds: int) -> str:
 
 
 def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
-    """A warning when a stream forgets message ids too soon for a replay that takes so long; None when none does."""
+    """Return a warning if a stream's duplicate window is too short for a replay of this duration, else None."""
     needed = max(SAFE_WINDOW, seconds)
     short = [stream for stream in streams if stream.window < needed]
     if not short:

@@ -1,4 +1,4 @@
-"""The streams that a replay goes to: whether they are the right ones, and what they hold of it already."""
+"""The target streams of a replay: whether they are suitable, and what they already hold of it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BATCH = 100_000
 _ENOUGH = 20_000
 _EXPIRES = 10
 _PATIENCE = 3.0
-"""Seconds that unreachable servers are tried."""
+"""Seconds to keep trying unreachable servers."""
 _SILENCE = 20.0
-"""Seconds without a word of the server after which reading a stream is given up."""
+"""Seconds without data after which reading a stream is given up."""
 _ALIVE = b"NATS/1.0 100"
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an archive comes from: its stream, the times at which that was created, and the capture's consumers."""
+    """The origin of an archive: its stream, the stream's creation times, and the capture's consumers."""
 
     stream: str
     created: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Origin:
 
 
 class Target:
-    """What is asked of the target's JetStream. Every method connects by itself; raises SourceError."""
+    """Requests to the target's JetStream. Every method opens its own connection; raises SourceError."""
 
     def __init__(self, login: NatsConfig) -> None:
         self.login = login
@@ -94,7 +94,7 @@ class Target:
 
 
 def stream_of(info: dict[str, Any]) -> Stream:
-    """Read what the server says of a stream."""
+    """Read the server's description of a stream."""
     config = info["config"]
     return Stream(
         name=config["name"],
@@ -127,7 +127,7 @@ async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict
 
 
 async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | None:
-    """What the consumer takes; None when there is no such consumer."""
+    """Return the consumer's filters; None without such a consumer."""
     try:
         config = (await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     except ApiError as error:
@@ -142,7 +142,7 @@ _NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.i
 
 
 async def _replayed(nc: Connection, api: Api, stream: Stream, pattern: str, replay_id: str) -> pa.Table:
-    """Reads the stream's headers with a consumer that acknowledges nothing and is soon forgotten."""
+    """Reads the stream's headers with a temporary consumer that acknowledges nothing."""
     consumer = f"jetcapture-{uuid.uuid4().hex[:12]}"
     config = {
         "name": consumer,
@@ -162,7 +162,7 @@ async def _replayed(nc: Connection, api: Api, stream: Stream, pattern: str, repl
 
 
 class _Reader:
-    """Reads what a consumer still has to deliver, pull after pull; `parts` is what of it is of the replay."""
+    """Reads a consumer's remaining messages pull by pull; `parts` are those of the replay."""
 
     def __init__(self, nc: Connection, api: Api, consumer: str, replay_id: str) -> None:
         self.parts: list[pa.Table] = []

@@ -102,7 +102,7 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart: `scale` labels its height, `times` what lies below."""
+    """A chart: `scale` labels the height, `below` the width."""
 
     title: str
     text: str

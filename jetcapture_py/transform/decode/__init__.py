@@ -1,4 +1,4 @@
-"""Decoders: payloads to columns, one file a format."""
+"""Decoders: payloads to columns, one file per format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FormatConfig(Protocol):
 
     @property
     def format(self) -> str:
-        """raw, json, or `package.module:object`, a `Decoder` or what makes one when called without arguments."""
+        """raw, json, or `package.module:object`: a `Decoder`, or a callable that returns one."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class FormatConfig(Protocol):
 
 
 def make_decoder(config: FormatConfig) -> Decoder:
-    """The decoder that `config` asks for; ValueError, one line, when there is none."""
+    """Return the configured decoder. Raises ValueError with one line."""
     if config.format == "json":
         return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
     if config.columns:

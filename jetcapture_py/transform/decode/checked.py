@@ -1,4 +1,4 @@
-"""Call decoders of any origin and check their results, so that a message that one cannot handle fails alone."""
+"""Call decoders and check their results, so that a message that one cannot handle fails alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
 
 _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
-"""Column names that are not a decoder's to give."""
+"""Column names reserved for the archive."""
 _OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
 """Decoders whose columns need no validation."""
 _LONGEST_STAGE = 40
@@ -28,10 +28,9 @@ _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
 
 def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
-    """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find the bad ones.
+    """Decode a batch. If the decoder raises or breaks its contract, decode each message alone to find the bad ones.
 
-    Raises nothing but BatchTooWideError, for several messages, whatever the decoder does: `sys.exit` in it fails a
-    message, too.
+    Raises only BatchTooWideError, for several messages, whatever the decoder does: even `sys.exit` fails one message.
     """
     if not len(batch):
         return Decoded(fields=_NOTHING)
@@ -148,7 +147,7 @@ def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Seq
 
 
 def _failure(given: Any) -> Failure:
-    """Make a failure fit to be stored: the decoder may have put anything into it."""
+    """Sanitize a failure for storing: the decoder may have put anything into it."""
     stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
     error = one_line(given.error) or "the decoder returned no reason"
     return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)

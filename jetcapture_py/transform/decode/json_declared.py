@@ -1,7 +1,7 @@
-"""JSON with declared columns: one object a message, decoded straight into the types asked for.
+"""JSON with declared columns: one object per message, decoded directly into the declared types.
 
-Strict: no type is coerced into another. A field that is missing or null is null; fields nobody declared are skipped,
-yet must be well-formed; of duplicate fields the last one counts. Whatever does not fit is a `Failure`.
+Strict: no type is coerced into another. A field that is missing or null is null; undeclared fields are skipped,
+but must be well-formed; the last of duplicate fields counts. Anything that does not fit is a `Failure`.
 """
 
 from __future__ import annotations
