@@ -223,7 +223,7 @@ class _Reader:
 def divide(
     schemas: Iterable[int], reads: Callable[[int], Reads], most: int
 ) -> tuple[list[tuple[Reads, list[int]]], list[int]]:
-    """Divide schemas into at most so many scans, and those that are left. What comes first gets a scan."""
+    """Divide schemas into at most this many scans, first ones first, and return the rest."""
     scans: list[tuple[dict[str, DataType], list[int]]] = []
     rest = []
     for schema in schemas:

@@ -94,7 +94,7 @@ def main(home: str, messages: str) -> int:
     """Run the demo in this process group, and kill the group when standard input ends: the parent is gone."""
 
     def end_with_parent() -> None:
-        os.read(0, 1)  # nobody writes
+        os.read(0, 1)  # blocks until the parent is gone
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -270,7 +270,7 @@ class _Demo:
         done, moved = 0, time.monotonic()
         nc = await nats.connect(url, error_cb=_quiet)
         with self.console.status("") as status:
-            while any([self._is_running(process, log) for log, process in replicas.items()]):  # noqa: C419  each is asked
+            while any([self._is_running(process, log) for log, process in replicas.items()]):  # noqa: C419  all
                 with suppress(NotFoundError):  # until a replica has created it
                     info = await nc.jetstream().consumer_info(STREAM, CONSUMER)
                     now = self.messages - (info.num_pending or 0) - (info.num_ack_pending or 0)

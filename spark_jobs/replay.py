@@ -100,11 +100,12 @@ def replay(
     many as Spark has room for, and at most 8. With a `pace` there is one task.
 
     `origin` says where the archive comes from (`replay_origin.origin_of`). With it, the replay is refused when the
-    archive's own capture would take its messages, unless `allow_loop`, and ids tell a recreated stream's lives apart.
+    archive's own capture would take its messages, unless `allow_loop`, and ids distinguish a recreated stream's
+    incarnations.
 
     Before anything is published, a `survey` reads the rows once: every row must have a subject that can be published
-    to, and streams whose limits would drop messages are warned of. Without it, a replay begins at once and fails at the
-    row in question; rows are looked at all the same where the subject alone does not say which stream takes them.
+    to, and limits of streams that would drop messages cause warnings. Without it, a replay starts immediately and fails
+    at the row in question; rows are still read first where the subject alone does not determine the stream.
     """
     replay_id = _checked(replay_id or uuid.uuid4().hex[:12])
     rows = rows_of(frame, subject, payload)

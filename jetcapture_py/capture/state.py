@@ -137,7 +137,7 @@ class CaptureState:
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
-        self.source.halt()  # after a failure, nobody waits for open pulls
+        self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here
         await self.source.give_back(self.held_replies())
         await self.source.close()

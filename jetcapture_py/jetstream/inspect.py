@@ -26,14 +26,14 @@ MARGIN = timedelta(seconds=5)
 """After a consumer was created: which of these messages it began with is known to the server alone."""
 
 _CERTAIN = 4
-"""Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
+"""Consecutive answers before something counts as missing: a server that has just started may be wrong."""
 _NOT_FOUND = 404
 _OWN = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream as the server tells it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1."""
+    """The server's description of a stream with sequences `first` to `last`; if empty, `first` is `last` + 1."""
 
     created: str
     first: int
@@ -83,14 +83,14 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):  # nobody to say good-bye to
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):  # the server is gone
             await asyncio.wait_for(self.connection.close(), 2)
 
     async def _disconnected(self) -> None:
         self.disturbed += 1
 
     async def _quiet(self) -> None:
-        """A reconnect: who waits for an answer notices by itself."""
+        """Ignore reconnects: pending requests notice them."""
 
     async def _errored(self, error: Exception) -> None:
         denial = denial_in(error)
@@ -101,7 +101,7 @@ class Server:
     # ------------------------------------------------------------------ questions
 
     async def state(self) -> StreamState:
-        """The stream now."""
+        """Return the current state of the stream."""
         answer = await self._ask(f"STREAM.INFO.{self.stream}")
         state, config = answer["state"], answer["config"]
         return StreamState(

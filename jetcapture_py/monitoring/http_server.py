@@ -205,7 +205,7 @@ def _listening(listen: str) -> socket.socket:
 def start_early(config: Path) -> HttpServer | None:
     """Answer probes before the configuration has been checked, on the address that it seems to say.
 
-    None where that is not clear, off, or fails: who reads the configuration then says what is wrong.
+    None where that is unclear, off, or fails: reading the configuration then reports what is wrong.
     """
     from jetcapture_py.config import yaml_text
 

@@ -216,7 +216,9 @@ class FsspecStore:
                 if not self._found(path):
                     if not _is_there(error):
                         raise
-                    return self._write(path, data)  # refused for what nobody can read, such as parts of an upload
+                    return self._write(
+                        path, data
+                    )  # refused because of something unreadable, such as parts of an upload
         except Exception as error:
             if once and _codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
@@ -239,7 +241,7 @@ class FsspecStore:
             options["chunksize"] = SINGLE_PUT
         elif EXTRAS.get(self.scheme) == "azure":
             options["retry_total"] = 0  # the caller tries again, and says why
-            options["max_concurrency"] = 1  # of several at once, one would go on after another has failed
+            options["max_concurrency"] = 1  # in parallel, one would continue after another failed
         return options
 
     def attempt(self, work: Callable[[Any], Any]) -> Any:

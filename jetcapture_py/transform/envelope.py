@@ -22,7 +22,7 @@ class Assembled:
     """A batch, and the messages in it whose envelope cannot be represented.
 
     `raw_headers` holds, by row, the header block of a message whose headers are not valid; `strays` counts frames
-    that did not come from the consumer (somebody published to our inbox) and are not in the batch.
+    that did not come from the consumer (something else published to our inbox) and are not in the batch.
     """
 
     batch: MessageBatch

@@ -1,13 +1,12 @@
-"""Receives one range of a stream whole and in order, whatever becomes of the server meanwhile.
+"""Receive one range of a stream completely and in order, across server failures.
 
-It comes from a consumer that nobody else knows, that acknowledges nothing and lives as long as the range takes: the
-stream's own consumers are not touched. At any trouble it is left to die, and another one goes on behind the last
-message received.
+A temporary consumer, which acknowledges nothing, delivers it; the stream's own consumers are not touched. After any
+failure the consumer is abandoned, and a new one continues behind the last message received.
 
-Detecting loss: a consumer silently skips messages that are gone. So, with `failOnDataLoss`, the server is asked after
-every gap where the stream begins. If it begins behind the start of the gap, messages were removed before they were
-read, by a purge or by a limit on the stream's size or age. Messages missing inside the stream are not a loss: they were
-deleted one by one, or displaced by newer ones of their subject.
+Detecting loss: a consumer silently skips removed messages. So, with `failOnDataLoss`, the stream's first sequence is
+requested after every gap. If it lies behind the start of the gap, messages were removed before they were read, by a
+purge or by a limit on the stream's size or age. Messages missing inside the stream are not a loss: they were deleted
+individually, or displaced by newer ones of their subject.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import PAUSE, MissingStreamError, Session
 
 BATCH = 50_000
-"""Most messages a pull asks for."""
+"""Maximum messages per pull."""
 PULL_BYTES = 16 << 20
-"""Most bytes a pull asks for; a larger message is pulled alone and without a limit."""
+"""Maximum bytes per pull; a larger message is pulled alone and without a limit."""
 WAITING = 24 << 20
-"""Bytes of received messages above which they are handed on, and nothing more is pulled until Spark has taken some."""
+"""Bytes of received messages above which they are passed on, and pulling pauses until Spark has taken some."""
 ENOUGH = 16_384
-"""Messages that are handed on together, however small they are."""
+"""Number of messages that are passed on together, regardless of size."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
-"""Seconds: the server's sign of life during a pull, when it is given up without one, and when the pull ends."""
+"""Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
 LOOK = 0.05
-"""Least seconds between two looks at where the stream begins; with `subjects`, gaps are everywhere."""
+"""Minimum seconds between requests for the stream's first sequence; with `subjects`, gaps are frequent."""
 
 _SHORT = 9
 _UNUSED = re.compile(rb"Nats-Pending-Messages: *([0-9]+)")
@@ -62,8 +61,8 @@ class Fetch:
 
     Messages beyond its end may be among the last ones, and with `part.per_subject` some may come twice.
 
-    `bare` leaves payloads and headers out. Raises SourceError when messages are gone that must not be, or when nothing
-    comes for `options.timeout` seconds although something should.
+    `bare` omits payloads and headers. Raises SourceError when required messages are gone, or when expected messages do
+    not arrive for `options.timeout` seconds.
     """
 
     def __init__(self, session: Session, options: ReadOptions, part: Range, *, bare: bool) -> None:
@@ -83,7 +82,7 @@ class Fetch:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of a consumer."""
+        """Forget the consumer."""
         self._consumer, self._subject, self._trouble = "", "", ""
         self._subscription: Subscription | None = None
         self._most = BATCH
@@ -111,7 +110,7 @@ class Fetch:
         await self._leave()
 
     async def _next(self) -> tuple[str, Received] | None:
-        """What has been received from one consumer, once there is enough of it; None at the end."""
+        """Return what was received from one consumer, once it is enough; None at the end."""
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
@@ -127,7 +126,7 @@ class Fetch:
 
     @property
     def _full(self) -> bool:
-        """Whether nothing more is pulled. One bound says this and that it is handed on, or both sides might wait."""
+        """Whether pulling pauses. The same bound passes messages on, so the two sides cannot wait for each other."""
         return self._inbox.rows.memory > WAITING
 
     # ------------------------------------------------------------------ consumers, one after another
@@ -155,7 +154,7 @@ class Fetch:
             self._ready.set()
 
     async def _attach(self) -> None:
-        """Have a consumer that starts behind the last message, and subscribe."""
+        """Create a consumer that starts behind the last message, and subscribe."""
         self._forget()
         stream, name = self._options.stream, consumer_name()
         config: dict[str, Any] = {"name": name, **SHORT_LIVED, "headers_only": self._bare}
@@ -191,7 +190,7 @@ class Fetch:
         self._connection.register(self._subscription._id, self._inbox)
 
     async def _leave(self) -> None:
-        """Have no consumer any more. One that cannot be deleted now is forgotten by the server after a while."""
+        """Delete the consumer. If that fails, the server removes it after a while."""
         with contextlib.suppress(nats.errors.Error, OSError, UnavailableError, ApiError):
             if self._subscription is not None:
                 self._connection.forget(self._subscription._id)
@@ -206,7 +205,7 @@ class Fetch:
     # ------------------------------------------------------------------ what is lost
 
     def _check(self, state: StreamState, read_to: int | None) -> None:
-        """Raise SourceError if the stream is another one, or messages of the range behind `read_to` are gone."""
+        """Raise SourceError if the stream was recreated, or messages of the range behind `read_to` are gone."""
         if not self._watched:
             return
         part, stream = self._part, self._options.stream
@@ -218,12 +217,12 @@ class Fetch:
     async def _look_into_gap(self) -> None:
         """Raise SourceError if messages were lost in the gap."""
         if self._gap is not None:
-            read_to, self._gap = self._gap, None  # at once: there may be another one before the answer
+            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
             self._check(stream_state(await self._session.request(f"STREAM.INFO.{self._options.stream}")), read_to)
             self._looked = asyncio.get_running_loop().time()
 
     async def _look_behind(self) -> None:
-        """The same for what is missing behind the last message."""
+        """Do the same for messages missing behind the last one."""
         if self._watched and self._gap is None:
             self._gap = self._last
         await self._look_into_gap()
@@ -235,7 +234,7 @@ class Fetch:
     # ------------------------------------------------------------------ one consumer
 
     async def _pull(self) -> None:
-        """Pull until the range is finished, or until trouble."""
+        """Pull until the range is finished, or until a failure."""
         clock = asyncio.get_running_loop().time
         self._heard = self._came = clock()
         reads, late = self._connection.reads, False
@@ -267,11 +266,11 @@ class Fetch:
 
     @property
     def _credit(self) -> int:
-        """Messages that the pulls under way may still bring."""
+        """Messages that open pulls may still deliver."""
         return self._granted - (self._inbox.total - self._before)
 
     async def _ask_for_more(self) -> None:
-        """Pull no more than the rest of the range: what lies behind it is another task's."""
+        """Pull no more than the rest of the range: later messages belong to another task."""
         batch, size = self._most, PULL_BYTES
         if not self._part.per_subject:  # which begins anew with each consumer
             batch = min(batch, self._part.end - 1 - self._last - self._credit)
@@ -279,7 +278,7 @@ class Fetch:
             return
         if self._too_large:
             if self._credit:
-                return  # the pulls under way will be refused, too
+                return  # open pulls will also be refused
             self._too_large, batch, size = False, 1, 0
         self._granted += batch
         stream, reply = self._options.stream, f"{self._subject}.1"
@@ -288,7 +287,7 @@ class Fetch:
         )
 
     async def _see_whether_all_came(self) -> None:
-        """The server has nothing to send: there may be a gap at the range's end, or deleted since it was planned."""
+        """Handle that the server has nothing to send: a gap at the range's end, or messages deleted since planning."""
         drained, self._drained, self._idle = self._drained, False, False
         if not drained:
             try:

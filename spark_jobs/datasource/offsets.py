@@ -1,7 +1,7 @@
-"""Where a read begins and ends, as stream sequences, and how a range of them is divided among tasks.
+"""Find the stream sequences where a read starts and ends, and divide a range among tasks.
 
-An offset is what is read next: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything before
-sequence 101 was read. The time of creation is part of it because a recreated stream starts its sequences again.
+An offset is the next position to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything
+before sequence 101 was read. It includes the creation time because a recreated stream starts its sequences again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOKING = 0.1
 """Seconds after which a limited batch is no longer extended over further gaps."""
 
 WORTH_A_TASK = 20_000
-"""Sequences for which a further task pays off, unless the user says how many tasks there are to be."""
+"""Sequences per task, unless the user sets the number of tasks."""
 
 LAST_PER_SUBJECT = "last_per_subject"
 
@@ -46,7 +46,7 @@ class Range(InputPartition):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream as the server tells it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1.
+    """The server's description of a stream with sequences `first` to `last`; if empty, `first` is `last` + 1.
 
     `gaps` says whether some of these sequences have no message, `replicated` whether other servers hold copies, and
     `keeps_latest` whether the stream limits the messages of a subject, so that new ones displace old ones.
@@ -93,7 +93,7 @@ async def find_next(session: Session, options: ReadOptions, seq: int) -> int | N
 
 
 class Positions:
-    """Finds sequences in the stream of `options`. Raises SourceError when the server refuses or is away too long."""
+    """Finds sequences in the stream of `options`. Raises SourceError when the server refuses or does not answer."""
 
     def __init__(self, session: Session, options: ReadOptions) -> None:
         self._session = session
@@ -101,7 +101,7 @@ class Positions:
         self._stream = options.stream
 
     def state(self) -> StreamState:
-        """The stream now."""
+        """Return the current state of the stream."""
         return stream_state(self._session.ask(f"STREAM.INFO.{self._stream}"))
 
     def first(self, state: StreamState) -> int:
@@ -140,8 +140,8 @@ class Positions:
     def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
         """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
 
-        Gaps are found by asking for the next message after one sequence, then after two more, four more and so on
-        until there is a gap. The time for that is bounded, and what is left of `most` is then one run of sequences.
+        Gaps are found by requesting the next message after one sequence, then after two more, four more and so on until
+        there is a gap. The time for that is limited; the rest of `most` is then one run of sequences.
         """
         if end - first <= most or not (state.gaps or self._options.subjects):
             return min(end, first + most)
@@ -172,15 +172,15 @@ class Positions:
 
 
 _EVERY_SUBJECT = ("*", "*.>")
-"""All subjects, in words for which the server finds the last message: for `>` it looks at the last sequence only, whose
-message may have been deleted."""
+"""All subjects, as patterns for which the server finds the last message: for `>` it checks only the last sequence,
+whose message may have been deleted."""
 
 SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
-"""Settings of a consumer that is ours alone; the server forgets it by itself, should we be killed."""
+"""Settings of a temporary consumer; the server removes it if this process is killed."""
 
 
 def consumer_name() -> str:
-    """A name that no other consumer has."""
+    """Return a unique consumer name."""
     return f"jetcapture-read-{uuid.uuid4().hex}"
 
 
@@ -208,7 +208,7 @@ def check_there(stream: str, first: int, state: StreamState) -> None:
 
 
 def split(first: int, end: int, created: str, parts: int | None) -> list[Range]:
-    """The range in parts of the same size: `parts` of them, or as many as this machine has cores and are worth it."""
+    """Divide the range into equal parts: `parts` of them, or up to one per core while each is large enough."""
     size = end - first
     if size <= 0:
         return []

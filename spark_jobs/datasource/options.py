@@ -1,6 +1,6 @@
-"""The options of the `nats` data source, checked whole: what is wrong or unknown is one clear line each.
+"""The options of the `nats` data source, with one clear line per wrong or unknown option.
 
-Case and underscores in an option's name do not count, because Spark itself forgets the case.
+Option names ignore case and underscores, because Spark does not preserve the case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.publishing import login
 
 _SPARKS_OWN = ("checkpointlocation",)
-"""What Spark itself adds to the options of a sink."""
+"""Options that Spark adds to those of a sink."""
 
 
 def _position(*words: str) -> BeforeValidator:
@@ -46,7 +46,7 @@ def _upper(value: object) -> object:
 
 
 class Options(Section):
-    """What reading and writing have in common."""
+    """Options of both reading and writing."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -54,7 +54,7 @@ class Options(Section):
 
 
 class WriteOptions(Options):
-    """Where rows go; `window` is how many messages are under way at once, for each task."""
+    """Where rows go; `window` limits the unacknowledged messages of each task."""
 
     subject: str | None = None
     window: types.Count = WINDOW
@@ -119,7 +119,7 @@ Kind = TypeVar("Kind", bound=Options)
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     """The options, checked; raises ConfigError, which never shows a secret.
 
-    No option at all is no way to ask for the default server: a table that CREATE TABLE made comes without any.
+    No options at all is an error, not a request for the default server: a table from CREATE TABLE has none.
     """
     if not given:
         raise ConfigError(f"no options are set, not even servers; for a table: {_NO_TABLES}")

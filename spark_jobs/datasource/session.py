@@ -1,6 +1,6 @@
-"""A connection to NATS for code that is not asynchronous.
+"""A NATS connection for synchronous code.
 
-The connection lives in a thread of its own, so that it answers the server while Spark takes its time.
+It runs in a separate thread, so that it answers the server while Spark is busy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_FOUND = 404
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 _CERTAIN = 4
-"""Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
+"""Consecutive answers before something counts as missing: a server that has just started may be wrong."""
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class MissingStreamError(SourceError):
 
 
 class Session:
-    """A connection in a thread of its own. Raises SourceError when `options.timeout` passes without a server."""
+    """A connection in a separate thread. Raises SourceError when no server answers within `options.timeout`."""
 
     def __init__(self, options: ReadOptions, name: str) -> None:
         self.timeout = options.timeout
@@ -67,17 +67,17 @@ class Session:
         self.on_disconnected()
 
     async def _quiet(self) -> None:
-        """A reconnect: who waits for an answer notices by itself."""
+        """Ignore reconnects: pending requests notice them."""
 
     async def _errored(self, error: Exception) -> None:
-        """Only a pull that is not allowed matters: nobody will answer it. Other requests find out by themselves."""
+        """Handle only denied pulls, which get no answer. Other requests fail by themselves."""
         denial = denial_in(error)
         if denial is not None and (denial.subscription or ".consumer.msg.next." in denial.subject):
             self._denied = str(denial)
             self.on_disconnected()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, done in the connection's thread."""
+        """Return the result of `work`, run in the connection's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def ask(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Session:
         return await self.patiently(lambda: self.api.request(subject, body))
 
     async def patiently(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `request` returns, once NATS answers it; raises SourceError when it refuses, or never answers."""
+        """Return the result of `request` once NATS answers; raise SourceError when it refuses or does not answer."""
         clock = asyncio.get_running_loop().time
         deadline, missing = clock() + self.timeout, 0
         while True:
@@ -123,7 +123,7 @@ class Session:
             self._end()
 
     async def _close(self) -> None:
-        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # nobody to say good-bye to
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # the server is gone
             await asyncio.wait_for(self.connection.close(), _CLOSE_TIMEOUT)
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:

@@ -1,15 +1,15 @@
-"""Writes rows to JetStream: one message each, acknowledged, and stored once although Spark may run a task again.
+"""Write rows to JetStream: one message each, acknowledged, and stored once even if Spark retries a task.
 
-A row's subject comes from the option `subject`, a template in the words of a capture's key such as `orders.{region}`;
+A row's subject comes from the option `subject`, a template like a capture's key, such as `orders.{region}`;
 by default it is `{subject}`, the row's column `subject` or `_nats_subject`. Its payload is its column `payload`,
-`value` or `_nats_payload`, the first that there is; without any, all columns that are nothing else make a JSON object.
+`value` or `_nats_payload`, the first one present; without any, all other columns form a JSON object.
 Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id, or a
 `Nats-Msg-Id` in `headers`. These columns are found in any case, unless spark.sql.caseSensitive is set.
 
-A row without an id gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
-row's place in it, and a hash of the message. So a task that runs again publishes nothing twice within the stream's
-duplicate window, if the plan is deterministic: the same rows in the same order. If it is not, rows may be published
-twice, but none is taken for another and lost.
+A row without an id gets one from the write (the query and batch, or this `save()`), the partition, the row's position
+in it, and a hash of the message. So a retried task publishes nothing twice within the stream's duplicate window if the
+plan is deterministic: the same rows in the same order. If it is not, rows may be published twice, but none is mistaken
+for another and lost.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _ID_IN_HEADERS = TemplateKey(f"{{header.{MESSAGE_ID}}}")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task did: messages acknowledged, and how many of them the stream knew already."""
+    """Result of a task: messages acknowledged, and how many of them were duplicates."""
 
     published: int
     duplicates: int
 
 
 class Messages:
-    """Makes messages of rows with the columns of `schema`; ConfigError when that cannot be."""
+    """Turns rows with the columns of `schema` into messages. Raises ConfigError if that is impossible."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
         self._schema, self._case_sensitive = schema, case_sensitive
@@ -132,7 +132,7 @@ class Messages:
             raise ConfigError(f"subject: column {path} must be string or integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
-        """What `publish_batches` publishes; `writing` names what is written and the partition."""
+        """Return batches for `publish_batches`; `writing` identifies the write and the partition."""
         first = 0
         for rows in batches:
             rows = rows.rename_columns(self._names)
@@ -220,9 +220,9 @@ def _is_headers(kind: st.DataType) -> bool:
 
 
 def check(options: WriteOptions, schema: st.StructType) -> None:
-    """Raise ConfigError when rows with these columns can be no messages.
+    """Raise ConfigError when rows with these columns cannot be messages.
 
-    Spark does not say here whether the session is case-sensitive: what only then is right is left to the tasks.
+    Spark does not tell here whether the session is case-sensitive, so the tasks check what depends on it.
     """
     try:
         Messages(options, schema)
@@ -234,7 +234,7 @@ def check(options: WriteOptions, schema: st.StructType) -> None:
 
 
 class _Writer:
-    """What both writers do in a task."""
+    """The task of both writers."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -251,7 +251,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """For `df.write` and INSERT. Spark makes one for each of them, and all attempts of its tasks have it."""
+    """For `df.write` and INSERT. Spark creates one per write; all attempts of its tasks share it."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publish one partition."""
