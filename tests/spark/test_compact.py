@@ -202,7 +202,7 @@ class TestChoice:
             """The process ended while it waited."""
 
         def end(line: str) -> None:
-            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers, then 12 objects are removed", line)
+            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers before removing 12 objects", line)
             raise EndedError
 
         for _ in range(2):  # the second time everything is written, but not long ago

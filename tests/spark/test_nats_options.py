@@ -101,7 +101,7 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
         (
             {"format": "json"},
             ("id", st.LongType(), False),
-            "column id: what others publish cannot be promised to be NOT",
+            "column id: published data cannot be declared NOT",
         ),
         (
             {"format": "json"},

@@ -224,7 +224,7 @@ def test_data_cannot_make_a_wrong_subject(spark: SparkSession, server: NatsServe
 def test_data_cannot_name_an_api_call(spark: SparkSession, server: NatsServer) -> None:
     add_stream(server.url, "ALL", "everything.>", "$JS.API.STREAM.DELETE.*", no_ack=True)
     frame = spark.sql("SELECT '$JS.API.STREAM.DELETE.REPLAY' AS region")
-    with pytest.raises(SourceError, match="belongs to the server"):
+    with pytest.raises(SourceError, match="reserved for the server"):
         replay(frame, server.url, "{region}")
     assert stored(server.url) == []
 
@@ -258,9 +258,7 @@ def test_the_command_replays_an_archive_and_says_so(
     assert first.endswith(" messages/s); replay id r1")
     assert second.startswith("replayed 1 messages in ")
     assert second.endswith(" messages/s), 1 already known to the stream; replay id r1")
-    assert set(output.err.splitlines()) == {
-        "replay: replay id r1; should it be interrupted, --resume r1 publishes the rest"
-    }
+    assert set(output.err.splitlines()) == {"replay: replay id r1; if interrupted, continue with --resume r1"}
     assert main([*arguments, "--sql", "SELECT amuont FROM archive"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("replay: ")
@@ -332,7 +330,7 @@ def test_the_quarantine_is_replayed_with_its_raw_bytes(
         Kept("replay.orders.new", b"NATS/1.0\r\nno colon\r\nB: \xff\r\n" + provenance(2, "r"), b"\xff\0"),
     ]
     assert main([*arguments, "--resume", "r"]) == 0
-    assert " 2 were there before; replay id r" in capsys.readouterr().out
+    assert " 2 already in the target; replay id r" in capsys.readouterr().out
     assert [message.payload for message in stored(server.url)] == [b'{"half":', b"\xff\0", b""]
 
 

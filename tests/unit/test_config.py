@@ -95,7 +95,7 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "source.stream",
             "_quarantine",
-            'source.stream: "_quarantine" is a directory of the archive and cannot be a stream\'s name in it',
+            'source.stream: "_quarantine" is reserved for a directory of the archive and cannot be a stream\'s name',
         ),
         ("source.batch", 0, "source.batch: expected at least 1, got 0"),
         ("source.batch", True, "source.batch: expected a whole number, got true"),
@@ -450,14 +450,14 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
             f"nats:\n  password: @{SECRET}\n",
             (
                 "line 2, column 13: not valid YAML: unexpected character; "
-                "text that begins with a special character must be in quotes"
+                "text that starts with a special character must be quoted"
             ),
         ),
         (
             f"nats:\n  password: *{SECRET}\n",
             (
                 "line 2, column 13: not valid YAML: unexpected character; "
-                "text that begins with a special character must be in quotes"
+                "text that starts with a special character must be quoted"
             ),
         ),
         (
@@ -468,7 +468,7 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
             f"key: a: {SECRET}\n",
             (
                 "line 1, column 7: not valid YAML: mapping values are not allowed here; "
-                'text that contains ": " must be in quotes'
+                'text that contains ": " must be quoted'
             ),
         ),
         ("a: &a [*a]\n", "a[0]: the value contains itself (line 1)"),

@@ -99,7 +99,7 @@ class JsonDecoder:
         for declared, output in zip(columns, self._outputs, strict=True):
             if (other := taken.setdefault(output.name.lower(), declared)) != declared:
                 raise ValueError(
-                    f"columns {show(other)} and {show(declared)} are the same column to Spark (case does not count, and"
+                    f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
                     f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
                 )
 
