@@ -3,13 +3,17 @@
 
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
+WORKERS ?= 4
 MINUTES ?= 30
 SEED ?=
 
+# every test starts Python again and again, which is slower where it may not keep what it has compiled
+export PYTHONDONTWRITEBYTECODE =
+
 VENV = .venv
 LOWEST = .venv-lowest
-LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py tests/integration/test_keys.py \
-  tests/integration/test_user_code.py tests/integration/test_capture.py
+LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py \
+  tests/integration/capture/test_keys.py tests/integration/capture/test_user_code.py tests/integration/capture/test_capture.py
 RUN = $(VENV)/bin/python -m
 INSTALL = $(RUN) pip install --quiet --disable-pip-version-check --editable
 FOR_DEMO = $(VENV)/installed-demo
@@ -21,7 +25,7 @@ USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
-	@echo 'make test    lint, then every test; ARGS="-k name"'
+	@echo 'make test    lint, then every test, WORKERS=4 at a time; ARGS="-k name"'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
@@ -32,8 +36,10 @@ help:
 demo: $(FOR_DEMO) java
 	@$(RUN) jetcapture_py demo $(ARGS)
 
+# more workers than cores: tests wait much
 test: lint $(FOR_DEV) java
-	$(RUN) pytest $(ARGS)
+	$(RUN) tests.support.java
+	$(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # newer libraries warn of older ones, which is no fault here
 test-lowest: $(FOR_DEV)

@@ -20,7 +20,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.config.model import loads
 from jetcapture_py.jetstream.publish.publisher import Publisher
-from jetcapture_py.jetstream.source import Source
+from jetcapture_py.jetstream.source import PullSource
 from tests.support.nats_server import NatsServer
 
 STREAM = "BENCH"
@@ -68,7 +68,7 @@ async def with_source(url: str, consumer: str, messages: int) -> None:
     config = loads(
         f"nats: {{servers: ['{url}']}}\nsource: {{stream: {STREAM}, consumer: {consumer}}}\nstore: {{url: 'memory://x'}}"
     )
-    source = Source(config, held=lambda: 0, unacked=lambda: 0, replies=lambda: pa.array([], pa.binary()))
+    source = PullSource(config, held=lambda: 0, unacked=lambda: 0, replies=lambda: pa.array([], pa.binary()))
     await source.open()
     pulling = asyncio.create_task(source.pull())
     received = 0

@@ -5,6 +5,7 @@
     ├── SourceError         NATS cannot serve us and waiting will not help: exit 1
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
+        ├── VanishedError         an object that was listed is gone: compacted or removed since; list again
         └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 
 A message that cannot be decoded is not an exception: it is a `Failure` row (see `transform.batch`), in quarantine.
@@ -36,6 +37,10 @@ class DrainError(JetcaptureError):
 
 class StoreError(JetcaptureError):
     """An object was not stored. The block must be held and the store tried again."""
+
+
+class VanishedError(StoreError):
+    """An object that was listed is gone: a compaction has replaced it, or somebody has removed it. List again."""
 
 
 class PermanentStoreError(StoreError):

@@ -11,8 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import cached_property, reduce
+from datetime import datetime
+from functools import reduce
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -20,20 +20,18 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, Listing, VanishedError
+from spark_jobs.reading.objects import Archive, Listing
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.reading.scan import Scans
 
 Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]
-
-LONGEST_INTERVAL = timedelta(days=1)
-"""A name gives the bucket's start only; an object that starts up to this much before `start` may reach into it."""
 
 MOST_SCANS = 16
 """Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several
@@ -164,7 +162,8 @@ def _read(
         resolved = resolve(shared, archive.identities)
         if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
             whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
-    reader = _Reader(archive, listing, table, dict(zip(names, numbers, strict=True)), [*whole, *parts, *shared])
+    scans = Scans(archive.spark, archive.place, archive.directory, listing, [*whole, *parts, *shared])
+    reader = _Reader(archive, scans, table, dict(zip(names, numbers, strict=True)))
     frames = []
     if whole:
         frames.append(reader.union(whole))
@@ -181,18 +180,12 @@ def _read(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads some of the objects of a plan, `names`, with the columns of `table`."""
+    """Reads objects of a plan, with the columns of `table`."""
 
     archive: Archive
-    listing: Listing
+    scans: Scans
     table: Table
     schema_of: Mapping[ObjectName, int]
-    names: Sequence[ObjectName]
-
-    @cached_property
-    def complete(self) -> Column:
-        """See `Archive.complete`."""
-        return self.archive.complete(self.names, self.listing)
 
     def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
         """The objects, or these parts of them: natively, as long as few ways to read them are enough for all."""
@@ -215,7 +208,7 @@ class _Reader:
         self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None
     ) -> DataFrame:
         chosen = None if parts is None else {name: parts[name] for name in names}
-        frame = self.archive.frame(names, self.listing, self.table.read_schema(reads), self.complete, chosen)
+        frame = self.scans.frame(names, self.table.read_schema(reads), chosen)
         columns = self.table.select(reads)
         return frame.select(*columns) if columns else frame
 

@@ -44,14 +44,13 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.plan import Source, units
+from spark_jobs.compaction.plan import TARGET_SIZE, Source, units
 from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
 
-TARGET_SIZE = 128 << 20
 OLDER_THAN = 3600.0
 GRACE = 300.0
 
@@ -171,7 +170,7 @@ def _remove(
 
 
 @dataclass(kw_only=True)
-class Arguments(PartArguments):
+class CompactCommand(PartArguments):
     """Merge the small and overlapping objects of an archive's closed buckets."""
 
     quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False
@@ -195,10 +194,10 @@ class Arguments(PartArguments):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything was done, 1 when anything failed."""
-    return guarded("compact", lambda: _job(parse("compact", Arguments, arguments)))
+    return guarded("compact", lambda: _job(parse("compact", CompactCommand, arguments)))
 
 
-def _job(chosen: Arguments) -> None:
+def _job(chosen: CompactCommand) -> None:
     summary = compact(
         session("jetcapture compact"),
         chosen.url,

@@ -42,7 +42,7 @@ _MEASURED = 1000
 
 
 @dataclass(kw_only=True)
-class Arguments(LoginArguments, SurveyArguments, QueryArguments):
+class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
     """SQL over an archive, as the view `archive`; messages that could not be decoded are the view `quarantine`.
 
     With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN
@@ -72,10 +72,10 @@ class Arguments(LoginArguments, SurveyArguments, QueryArguments):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
-    return guarded("query", lambda: _run(parse("query", Arguments, arguments)))
+    return guarded("query", lambda: _run(parse("query", QueryCommand, arguments)))
 
 
-def _run(chosen: Arguments) -> None:
+def _run(chosen: QueryCommand) -> None:
     servers = None if chosen.to_nats is None else login(chosen)
     output = chosen.output if chosen.format == "parquet" else None
     spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
@@ -86,7 +86,7 @@ def _run(chosen: Arguments) -> None:
         _publish(frame, servers, chosen)
 
 
-def _publish(frame: DataFrame, servers: NatsConfig, chosen: Arguments) -> None:
+def _publish(frame: DataFrame, servers: NatsConfig, chosen: QueryCommand) -> None:
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with told("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)

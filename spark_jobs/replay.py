@@ -44,12 +44,11 @@ from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login_at
-from spark_jobs.replaying.arguments import Arguments, pace_of, parse, selected
+from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
-from spark_jobs.replaying.preview import Survey, describe, is_certain, is_recreated, short_window
-from spark_jobs.replaying.preview import survey as take_survey
+from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
 from spark_jobs.replaying.progress import progress
-from spark_jobs.replaying.rows import Rows, rows_of
+from spark_jobs.replaying.rows import ReplayRows, rows_of
 from spark_jobs.replaying.target import Origin, Stream, Target
 from spark_jobs.replaying.task import RESULT, ROW, SEQ, STREAM, TIMESTAMP, Pace, Task
 from spark_jobs.sql import query
@@ -114,7 +113,7 @@ def replay(
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
     found = None
     if survey or not is_certain(rows.pattern, streams, ingested):
-        found, rows = take_survey(rows, streams, ingested), rows.surveyed()
+        found, rows = take_preview(rows, streams, ingested), rows.surveyed()
         for line in found.warnings(pace):
             log.warning("%s", line)
     if rows.messages:
@@ -153,15 +152,15 @@ def preview(
     payload: str | None = None,
     origin: Origin | None = None,
     allow_loop: bool = False,
-) -> tuple[Survey, list[Stream]]:
+) -> tuple[Preview, list[Stream]]:
     """What `replay` would publish, and into which streams; nothing is. Raises what it would raise before publishing."""
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
-    return take_survey(rows, streams, ingested, details=True), streams
+    return take_preview(rows, streams, ingested, details=True), streams
 
 
-def _check(rows: Rows, pace: Pace | None, resume: bool) -> None:
+def _check(rows: ReplayRows, pace: Pace | None, resume: bool) -> None:
     if pace is not None and pace.speed is not None and not rows.ordered:
         raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
     if resume and not rows.messages:
@@ -174,7 +173,9 @@ def _checked(replay_id: str) -> str:
     return replay_id
 
 
-def _streams(rows: Rows, target: Target, origin: Origin | None) -> tuple[list[Stream], dict[str, tuple[str, ...]]]:
+def _streams(
+    rows: ReplayRows, target: Target, origin: Origin | None
+) -> tuple[list[Stream], dict[str, tuple[str, ...]]]:
     """The streams that the rows may go to, and what the archive's capture takes from which of them."""
     streams = target.streams(rows.pattern)
     if not streams:
@@ -182,7 +183,7 @@ def _streams(rows: Rows, target: Target, origin: Origin | None) -> tuple[list[St
     return streams, target.ingested(streams, origin) if origin is not None else {}
 
 
-def _left(rows: Rows, done: pa.Table) -> tuple[Rows, int]:
+def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
     """The rows less those that are done, and how many these are."""
     identity = [STREAM, SEQ, *([TIMESTAMP] if rows.ordered else []), *([ROW] if rows.apart else [])]
     done = done.select(identity).group_by(identity).aggregate([])
@@ -220,7 +221,7 @@ def told(command: str, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _job(chosen: Arguments) -> None:
+def _job(chosen: ReplayCommand) -> None:
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frame = selected(query(spark, chosen), chosen)

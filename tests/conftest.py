@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from jetcapture_py import log
+from tests.support import java
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -25,6 +26,32 @@ if TYPE_CHECKING:
 
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")  # the machine may be busy with anything
+
+LONGEST_FIRST = ("integration/spark", "acceptance/chaos", "acceptance", "integration", "")
+"""Parts of a file's path, in the order in which workers take the files: none starts a long one when others are done."""
+
+
+def pytest_configure() -> None:
+    """Have every Spark start sooner: this process's, its workers' and those of the commands that they run."""
+    java.use()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker, and those of the shared Spark session on two: each starts a session."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        file = item.path.relative_to(config.rootpath).as_posix()
+        shares = "spark" in getattr(item, "fixturenames", ())
+        half = "reading" if "/reading/" in file else "jobs"
+        item.add_marker(pytest.mark.xdist_group(f"spark-{half}" if shares else file))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    shares = "spark" in getattr(item, "fixturenames", ())
+    return -1 if shares else next(at for at, part in enumerate(LONGEST_FIRST) if part in item.path.as_posix())
 
 
 @pytest.fixture(autouse=True)

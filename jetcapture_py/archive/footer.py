@@ -1,4 +1,4 @@
-"""Read what an object's Parquet footer says of it, after proving the footer by its checksum."""
+"""Find and prove an object's Parquet footer, and read what it says of the object."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 
-_MAGIC = b"PAR1"
-_USUAL = 64 << 10
+MAGIC = b"PAR1"
+"""What a Parquet file begins and ends with."""
+USUAL = 64 << 10
 """Bytes that most footers fit in."""
+
+
+def length(tail: bytes) -> int:
+    """The size of a footer, with the length and magic bytes after it, by a file's last bytes; 0 if it is no Parquet."""
+    return int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == MAGIC else 0
 
 
 def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
@@ -19,16 +25,22 @@ def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
 
     Raises ValueError if there is no footer, or none that is proven: Arrow may end the process over a broken one.
     """
-    tail = end(_USUAL)
-    length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length > len(tail) == _USUAL:
-        tail = end(length)
-    if tail[-4:] != _MAGIC or length > len(tail) or not is_proven(tail[-length:]):
+    tail = end(USUAL)
+    size = length(tail)
+    if size > len(tail) == USUAL:
+        tail = end(size)
+    if not 0 < size <= len(tail) or not is_proven(tail[-size:]):
         raise ValueError("the object has no footer with a valid checksum")
-    entries = pq.read_metadata(pa.BufferReader(_MAGIC + tail[-length:])).metadata or {}
+    return entries(pq.read_metadata(pa.BufferReader(MAGIC + tail[-size:])).metadata)
+
+
+def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
+    """Our own entries among a footer's key-value metadata, without their prefix."""
     prefix = layout.METADATA_PREFIX.encode()
     return {
-        name.removeprefix(prefix).decode(): text.decode() for name, text in entries.items() if name.startswith(prefix)
+        name.removeprefix(prefix).decode(): text.decode()
+        for name, text in (metadata or {}).items()
+        if name.startswith(prefix)
     }
 
 

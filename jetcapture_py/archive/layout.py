@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 FORMAT = "1"
@@ -24,6 +24,8 @@ QUARANTINE = "_quarantine"
 MARKER = ".jetcapture=archive"
 """In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
 URL the keys' roots lie beside it."""
+LONGEST_INTERVAL = timedelta(days=1)
+"""A name gives the bucket's start only: an object may reach this far beyond it."""
 MAX_KEY_BYTES = 240
 """Longest escaped key in bytes: `key=` and the key make one directory name, and file systems allow 255 bytes."""
 

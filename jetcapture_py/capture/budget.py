@@ -1,8 +1,4 @@
-"""The shares of each budget, with their reasons, and the limits that keep work within them.
-
-The budgets are `limits.memory` in bytes, `limits.open_blocks`, and the messages that may be unacknowledged: the
-consumer's `max_ack_pending`, less what other replicas hold.
-"""
+"""Keeps work within its share of a budget."""
 
 from __future__ import annotations
 
@@ -11,36 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypedDict
 
+from jetcapture_py.config.shares import (
+    FIRST_BATCH,
+    OPEN_SHARE,
+    OPEN_UNACKED_SHARE,
+    SEALED_BLOCKS_SHARE,
+    SEALED_MEMORY_SHARE,
+    SEALED_UNACKED_SHARE,
+)
+
 if TYPE_CHECKING:
     from jetcapture_py.capture.blocks import Blocks
     from jetcapture_py.config.model import LimitsConfig
-
-BLOCK_SHARE = 4
-"""Maximum share of the memory for one block, so that one cannot take it all."""
-DECODE_SHARE, DECODE_MOST = 8, 16 << 20
-"""Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
-of received memory."""
-ENCODING_SHARE = 8
-"""Share of the memory for blocks being encoded at the same time."""
-RELEASE_SHARE = 8
-"""Growth of the process, as a share of the memory, after which the allocator returns unused memory."""
-OPEN_SHARE = 2
-"""Maximum share of the memory for open blocks; the rest is for blocks being stored."""
-OPEN_UNACKED_SHARE = 3
-"""Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
-that waits for acks is slow to take them."""
-SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
-"""Seal this much more than the excess, so that the limit is not reached again immediately."""
-PREPARING_COPIES = 3
-"""A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
-ENCODING_COPIES = 3
-"""A block being encoded is also in memory as one table, sorted, and encoded."""
-SMALL_BLOCK, TOGETHER = 64 << 10, 64
-"""Size below which blocks share a worker thread's turn, and how many share one."""
-LARGE_BLOCKS_WAITING = 2
-"""Larger blocks that may wait for each worker."""
-FIRST_BATCH = 4096
-"""Messages decoded at once while the size of their columns is unknown."""
 
 
 class Excess(TypedDict):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from jetcapture_py.capture.budget import DECODE_MOST, DECODE_SHARE, BatchSize
+from jetcapture_py.capture.budget import BatchSize
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.config.shares import DECODE_MOST, DECODE_SHARE
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer

@@ -10,9 +10,9 @@ import pyarrow as pa
 from jetcapture_py.archive.sparse import Known
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.budget import RELEASE_SHARE
 from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.config.shares import RELEASE_SHARE
 
 
 class Encoding:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jetcapture_py.capture.marks import mark
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.config.shares import STALLED_SHARE
 from jetcapture_py.log import event
 
 log = logging.getLogger("jetcapture.capture")
@@ -62,7 +63,7 @@ async def _watch(state: CaptureState) -> None:
     while True:
         await asyncio.sleep(TICK)
         held = state.unacked
-        stalled = source.idle_for() > STALLED and held > source.unacked_limit // 8
+        stalled = source.idle_for() > STALLED and held > source.unacked_limit // STALLED_SHARE
         if loop.time() - last >= (POLL / 5 if stalled else POLL if held else POLL * 5):
             await source.refresh()
             last = loop.time()

@@ -19,8 +19,9 @@ from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.memory import lower_thread_priority
 from jetcapture_py.capture.progress import Observer
 from jetcapture_py.capture.stats import Stats
+from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
-from jetcapture_py.jetstream.source import Source
+from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import Store
 
@@ -39,16 +40,16 @@ class CaptureState:
         self.config = config
         self.store = store
         self.stats = Stats()
-        largest = min(block.max_bytes, memory // budget.BLOCK_SHARE)
+        largest = min(block.max_bytes, memory // shares.BLOCK_SHARE)
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
-        self.source = Source(
+        self.source = PullSource(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
         )
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
         self.preparing = Received()
         self.decoding_since: float | None = None
-        self.encoding = budget.WeightedSemaphore(memory // budget.ENCODING_SHARE)
+        self.encoding = budget.WeightedSemaphore(memory // shares.ENCODING_SHARE)
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
@@ -62,8 +63,8 @@ class CaptureState:
     @property
     def memory(self) -> int:
         """Bytes held by everything after reception."""
-        preparing = self.preparing.memory * budget.PREPARING_COPIES
-        encoding = self.encoding.taken * budget.ENCODING_COPIES
+        preparing = self.preparing.memory * shares.PREPARING_COPIES
+        encoding = self.encoding.taken * shares.ENCODING_COPIES
         return self.blocks.memory.bytes + preparing + encoding + self.encoded_bytes
 
     @property
@@ -75,8 +76,8 @@ class CaptureState:
     def room(self) -> int:
         """How many more blocks may wait for the store."""
         workers = self.config.store.concurrency
-        small = self.waiting_bytes < workers * budget.TOGETHER * budget.SMALL_BLOCK
-        return workers * (budget.TOGETHER if small else budget.LARGE_BLOCKS_WAITING) - self.sealed.qsize()
+        small = self.waiting_bytes < workers * shares.TOGETHER * shares.SMALL_BLOCK
+        return workers * (shares.TOGETHER if small else shares.LARGE_BLOCKS_WAITING) - self.sealed.qsize()
 
     def decoding_for(self) -> float:
         """Return the seconds that the current batch has been in the decoder and the key function; 0 without one."""
@@ -98,13 +99,13 @@ class CaptureState:
     def seal_under_pressure(self) -> None:
         """Seal the largest blocks when open blocks take too much of a budget."""
         source, limits = self.source, self.config.limits
-        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=source.starved)
+        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=source.pulls.starved)
         self.send_to_store(self.blocks.seal_most(**excess, most=self.room))
 
     async def sealed_blocks(self) -> list[Block]:
         """Wait for sealed blocks: a large one, or several small ones that share a thread's turn."""
         blocks = [await self.sealed.get()]
-        while blocks[-1].bytes < budget.SMALL_BLOCK and len(blocks) < budget.TOGETHER and not self.sealed.empty():
+        while blocks[-1].bytes < shares.SMALL_BLOCK and len(blocks) < shares.TOGETHER and not self.sealed.empty():
             blocks.append(self.sealed.get_nowait())
         self.waiting_bytes -= sum(block.bytes for block in blocks)
         return blocks

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Sequence
 
 from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.backoff import delays
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.log import event
@@ -27,10 +27,12 @@ async def probe(state: CaptureState, stop: asyncio.Event) -> None:
 
     Raises PermanentStoreError immediately, and any other error after `store.retry_for`.
     """
-    loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
-    began, turn, storing, retry_for = loop.time(), object(), state.stats.storing, state.config.store.retry_for
+    loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
+    give_up = loop.time() + state.config.store.retry_for
     try:
-        while not stop.is_set():
+        for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
+            if stop.is_set():
+                return None
             storing.began(turn, loop.time())
             try:
                 return await state.in_thread(state.store_threads, state.store.probe)
@@ -39,12 +41,10 @@ async def probe(state: CaptureState, stop: asyncio.Event) -> None:
             except StoreError as error:
                 storing.failed(turn, [error])
                 event(log, logging.WARNING, "store.failed", error=error, attempt=attempt)
-                if loop.time() - began >= retry_for:
+                if loop.time() >= give_up:
                     raise
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter
-            delay = min(delay * 2, LONGEST_RETRY)
-            attempt += 1
+                await asyncio.wait_for(stop.wait(), delay)
     finally:
         storing.ended(turn)
 
@@ -54,11 +54,11 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> Async
 
     Failures are retried with backoff and jitter; after `store.retry_for` the error is raised.
     """
-    loop, delay, attempt = asyncio.get_running_loop(), FIRST_RETRY, 1
-    began, turn, storing, retry_for = loop.time(), object(), state.stats.storing, state.config.store.retry_for
+    loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
+    give_up = loop.time() + state.config.store.retry_for
     pending = list(enumerate(objects))
     try:
-        while pending:
+        for attempt, delay in enumerate(delays(FIRST_RETRY, LONGEST_RETRY), 1):
             storing.began(turn, loop.time())
             objects_left = [each for _, each in pending]
             outcomes = await state.in_thread(state.store_threads, _put_each, state.store, objects_left)
@@ -71,19 +71,18 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> Async
                 else:
                     storing.succeeded(seconds)
                     yield index, outcome
-            if failed:
-                storing.failed(turn, errors)
-                level = logging.ERROR if isinstance(errors[0], PermanentStoreError) else logging.WARNING
-                fields = {"attempt": attempt, "objects": len(failed), "object": failed[0][1].name.path}
-                event(log, level, "store.failed", error=errors[0], **fields)
-                if loop.time() - began >= retry_for:
-                    raise errors[0]
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  jitter, not a secret
-                delay = min(delay * 2, LONGEST_RETRY)
-                attempt += 1
-                storing.retries += len(failed)
-            elif attempt > 1:
-                event(log, logging.INFO, "store.recovered", attempts=attempt, objects=len(pending))
+            if not failed:
+                if attempt > 1:
+                    event(log, logging.INFO, "store.recovered", attempts=attempt, objects=len(pending))
+                return
+            storing.failed(turn, errors)
+            level = logging.ERROR if isinstance(errors[0], PermanentStoreError) else logging.WARNING
+            fields = {"attempt": attempt, "objects": len(failed), "object": failed[0][1].name.path}
+            event(log, level, "store.failed", error=errors[0], **fields)
+            if loop.time() >= give_up:
+                raise errors[0]
+            await asyncio.sleep(delay)
+            storing.retries += len(failed)
             pending = [*failed[1:], *failed[:1]]  # the first is always tried, so each comes first at some time
     finally:
         storing.ended(turn)

@@ -19,10 +19,11 @@ _SHORT, _LONG = 9, 11
 
 
 class AckPosition(NamedTuple):
-    """A message's sequence in the stream, and the number of its delivery by the consumer."""
+    """A message's sequence in the stream, the number of its delivery, and how many messages the consumer had left."""
 
     seq: int
     delivery: int
+    pending: int
 
 
 def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], int]:
@@ -39,10 +40,10 @@ def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
     tokens, base = _tokens(reply, stream.encode(), consumer.encode())
     if not base:
         return None
-    numbers = tokens[base + 3 : base + 5]
+    numbers = (tokens[base + 3], tokens[base + 4], tokens[base + 6])
     if not all(number.isdigit() and len(number) < 20 for number in numbers):
         return None
-    return AckPosition(int(numbers[0]), int(numbers[1]))
+    return AckPosition(*map(int, numbers))
 
 
 def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:

@@ -16,7 +16,7 @@ from jetcapture_py.jetstream.admin import (
     stream_created,
     unusable,
 )
-from jetcapture_py.jetstream.connection import Api, UnavailableError
+from jetcapture_py.jetstream.connection import FORBIDDEN, NOT_FOUND, Api, ApiError, UnavailableError
 from jetcapture_py.jetstream.consumer_watch import ConsumerWatch
 from jetcapture_py.log import event
 
@@ -29,6 +29,7 @@ class Consumer:
     def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
         self._api, self._config, self._fail = api, config, fail
         self.stream_created = ""
+        self._may_get = True  # whether nobody has forbidden us to ask for a message
 
     async def attach(self) -> None:
         """Find the consumer, or create it. Raises SourceError."""
@@ -63,6 +64,22 @@ class Consumer:
         self._report_changes(state)
         self.state = state
         return True
+
+    async def is_empty(self, seq: int) -> bool | None:
+        """Whether the message has no payload in the stream; None where we may not ask, or nobody answers.
+
+        False for one that is gone: what it had is not known, and it does not come again.
+        """
+        if not self._may_get:
+            return None
+        try:
+            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
+        except UnavailableError:
+            return None
+        except ApiError as error:
+            self._may_get = error.code != FORBIDDEN
+            return False if error.code == NOT_FOUND else None
+        return not answer["message"].get("data")
 
     def _report_changes(self, state: ConsumerState) -> None:
         """Log the settings that somebody has changed."""

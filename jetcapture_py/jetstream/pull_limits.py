@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST = 24 << 20
-"""Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
-is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
-LEAST = 4 << 20
-"""The limit is not reduced below this."""
+from jetcapture_py.config.shares import PULLED_LEAST, PULLED_MOST, PULLED_SHARE, UNLIMITED_PULL_FROM
+
 RECOVERY = 60.0
 """Seconds after which a reduced limit doubles."""
 SUBSTANTIAL = 1 << 20
 """Bytes lost with a connection from which on pulls are likely to have asked for too much."""
-NO_LIMIT_FROM = 64 << 20
-"""A pull that needs more than this has no byte limit at all."""
 REMEMBERED = 30.0
-"""Pulls are sized for the largest message of the last one to two periods of so many seconds."""
+"""Pulls are sized for the largest message of the last one to two periods of this many seconds."""
 STUCK_AFTER = 2.0
 """Seconds without progress after which a message that fits no pull is reported."""
 
@@ -35,16 +30,16 @@ class Ask:
 
 
 class PullLimits:
-    """Sizes the pulls of `lanes` lanes that share `memory` bytes.
+    """Sizes the pulls of `slots` pull slots that share `memory` bytes.
 
     As a rule a pull asks for its share of `limit`, or for as much as the largest recent message has. When a pull brings
     nothing because the next message is larger, one pull at a time asks for that message alone, with twice the bytes,
     and in the end with no limit.
     """
 
-    def __init__(self, memory: int, lanes: int) -> None:
-        self.limit = MOST
-        self._memory, self._lanes = memory, lanes
+    def __init__(self, memory: int, slots: int) -> None:
+        self.limit = PULLED_MOST
+        self._memory, self._slots = memory, slots
         self._reduced_at = 0.0
         self._largest = self._largest_before = 0
         self._largest_since = 0.0
@@ -57,8 +52,8 @@ class PullLimits:
         `free` bytes of memory are left, `held` says whether any is used: one message must always fit. Open pulls may
         still bring `in_flight` bytes. `ceiling` is the most that the consumer lets a pull ask for, 0 without a limit.
         """
-        while self.limit < MOST and now - self._reduced_at >= RECOVERY:
-            self.limit = min(MOST, self.limit * 2)
+        while self.limit < PULLED_MOST and now - self._reduced_at >= RECOVERY:
+            self.limit = min(PULLED_MOST, self.limit * 2)
             self._reduced_at += RECOVERY
         ask = self._single or Ask(max_bytes=self._usual(ceiling))
         if in_flight and (self._single or in_flight + ask.max_bytes > self.limit):
@@ -66,7 +61,7 @@ class PullLimits:
         return ask if ask.max_bytes <= free or not held else None
 
     def _usual(self, ceiling: int) -> int:
-        share = min(self.limit, self._memory // 3) // self._lanes
+        share = min(self.limit, self._memory // PULLED_SHARE) // self._slots
         size = max(share, self._largest, self._largest_before)
         return min(size, ceiling) if ceiling else size
 
@@ -82,7 +77,9 @@ class PullLimits:
         if asked < current:
             return False  # several pulls meet the same message: one for more is due, or open
         size = 2 * asked
-        self._single = Ask(max_bytes=size, batch=1, limited=size <= min(NO_LIMIT_FROM, ceiling or NO_LIMIT_FROM))
+        self._single = Ask(
+            max_bytes=size, batch=1, limited=size <= min(UNLIMITED_PULL_FROM, ceiling or UNLIMITED_PULL_FROM)
+        )
         if self._stuck_since is None:
             self._stuck_since = now
         return True
@@ -104,7 +101,7 @@ class PullLimits:
         if size < SUBSTANTIAL:
             return False
         self._reduced_at = now
-        self.limit = max(LEAST, self.limit // 2)
+        self.limit = max(PULLED_LEAST, self.limit // 2)
         return True
 
     def stuck(self, now: float) -> str | None:

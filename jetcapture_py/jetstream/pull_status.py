@@ -72,6 +72,7 @@ def parse_status(block: bytes) -> PullStatus:
 
 
 _UNDELIVERED = re.compile(rb"\r\nNats-Pending-Messages: *([0-9]{1,9})\r\n", re.IGNORECASE)
+_UNDELIVERED_BYTES = re.compile(rb"\r\nNats-Pending-Bytes: *([0-9]{1,12})\r\n", re.IGNORECASE)
 
 
 def undelivered(block: bytes) -> int | None:
@@ -80,4 +81,10 @@ def undelivered(block: bytes) -> int | None:
     The others may still follow: a replicated consumer sends a message only once its replicas know of the delivery.
     """
     found = _UNDELIVERED.search(block)
+    return int(found[1]) if found else None
+
+
+def undelivered_bytes(block: bytes) -> int | None:
+    """How many of the bytes that the pull asked for it will not bring; None where the status does not say."""
+    found = _UNDELIVERED_BYTES.search(block)
     return int(found[1]) if found else None

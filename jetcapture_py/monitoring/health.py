@@ -43,8 +43,8 @@ def health(state: CaptureState) -> Health:
     """Return the current health."""
     trouble = []
     connected = state.opened and state.source.connected
-    undeliverable = state.source.stuck if state.opened else None
-    consuming = connected and state.source.consuming and not state.draining and undeliverable is None
+    undeliverable = state.source.pulls.stuck if state.opened else None
+    consuming = connected and state.source.pulls.consuming and not state.draining and undeliverable is None
     decoding = _decoding(state, side_tasks.DECODER_SLOW)
     store = state.stats.storing.trouble(time.monotonic())
     if undeliverable is not None and not state.draining:

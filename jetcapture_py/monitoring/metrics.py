@@ -54,8 +54,9 @@ class Metrics(Collector):
         """Yield the current metrics."""
         source = self._state.config.source
         about = {"version": version("jetcapture"), "stream": source.stream, "consumer": source.consumer}
-        text = "Version, stream and consumer of this process; always 1"
-        info = GaugeMetricFamily("jetcapture_info", text, labels=list(about))
+        info = GaugeMetricFamily(
+            "jetcapture_info", "Version, stream and consumer of this process; always 1", labels=list(about)
+        )
         info.add_metric(list(about.values()), 1)
         yield info
         yield from self._counters()
@@ -94,8 +95,11 @@ class Metrics(Collector):
         family.add_metric([], buckets, storing.seconds.total)
         yield family
         if storing.last_success is not None:
-            text = "Time of the last successful upload, seconds since the epoch"
-            yield _gauge("last_store_timestamp_seconds", text, storing.last_success)
+            yield _gauge(
+                "last_store_timestamp_seconds",
+                "Time of the last successful upload, seconds since the epoch",
+                storing.last_success,
+            )
 
     def _now(self) -> Iterator[Metric]:
         capture, blocks = self._state, self._state.blocks
@@ -115,15 +119,19 @@ class Metrics(Collector):
         held = capture.memory + capture.source.waiting_bytes
         yield _gauge("buffered_bytes", "Bytes held of messages not stored yet", held)
         yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
-        yield _gauge("in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.in_flight)
+        yield _gauge(
+            "in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.pulls.in_flight
+        )
         limit = "Limit of in_flight_bytes, except for a single larger message; lower for a while after a loss"
-        yield _gauge("in_flight_bytes_limit", limit, capture.source.in_flight_limit)
+        yield _gauge("in_flight_bytes_limit", limit, capture.source.pulls.limits.limit)
         yield _gauge("unacked_messages", "Unacknowledged messages held by this process", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:
         capture, state = self._state, self._state.source.state
-        yield _gauge("consumer_pending_messages", "Messages not yet delivered", state.pending)
-        yield _gauge("consumer_unacked_messages", "Messages delivered, not yet acknowledged", state.unacked)
+        yield _gauge("consumer_pending_messages", "Messages not yet delivered to any replica", state.pending)
+        yield _gauge(
+            "consumer_unacked_messages", "Messages delivered to any replica and not yet acknowledged", state.unacked
+        )
         yield _gauge("consumer_max_ack_pending", "Limit of consumer_unacked_messages", state.max_ack_pending)
         yield _gauge("consumer_ack_floor", "All messages up to this sequence are acknowledged", state.ack_floor)
         lag = capture.observer.lag(state).total_seconds()

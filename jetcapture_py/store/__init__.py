@@ -19,7 +19,7 @@ import pyarrow as pa
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import PermanentStoreError, StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
-from jetcapture_py.store.remote import PROBE, Change, open_remote, root_of
+from jetcapture_py.store.remote import PROBE, NoteChange, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 
 _LOCAL_PERMANENT = {
@@ -82,13 +82,13 @@ class ObjectReader(Protocol):
 class SharedNoteStore(NoteStore, Protocol):
     """Obligation: a concurrent write by another process is not lost; the change is reapplied to it."""
 
-    def change_note(self, path: str, change: Change) -> None:
+    def change_note(self, path: str, change: NoteChange) -> None:
         """Replace the file at `path` by the result of `change` for its content (None without a file), unless that is
         None. `change` may be called several times; the last call counts. Raises `StoreError`."""
         ...
 
 
-def change_note(store: NoteStore, path: str, change: Change) -> None:
+def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
     """Change a note as in `SharedNoteStore`, or, in other stores, regardless of concurrent writers."""
     if isinstance(store, SharedNoteStore):
         store.change_note(path, change)
@@ -165,7 +165,7 @@ class LocalStore:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
-    def change_note(self, path: str, change: Change) -> None:
+    def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file by what `change` returns for its content; one process at a time."""
         with _explained(self._archive.path), self._archive.locked():
             if (data := change(self.read_note(path))) is not None:

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,16 +19,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout
-from jetcapture_py.errors import StoreError
+from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.remote import FsspecStore, open_remote, root_of
 from jetcapture_py.text import one_line
 
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 16, 1
-
-
-class GoneError(StoreError):
-    """A listed object no longer exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +127,15 @@ class ObjectStorage:
         return [str(entry["name"]).rstrip("/") for entry in entries if entry.get("type") == "directory"]
 
     def read(self, file: File, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to, and without, `end`. Raises GoneError, StoreError."""
-        try:
-            last = file.size if end is None else end
+        """The bytes of a file from `start` up to, and without, `end`. Raises VanishedError, StoreError."""
+        last = file.size if end is None else end
+        with _explained(file.path):
             return bytes(self._do(lambda fs: fs.cat_file(file.place, start=start, end=last)))
-        except FileNotFoundError as error:
-            raise GoneError(f"{file.path} is gone") from error
-        except Exception as error:
-            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
 
     def again(self, file: File) -> File:
-        """Return the file's current entry: it may have been stored again. Raises GoneError, StoreError."""
-        try:
+        """The same file as it is now: it may have been stored once more since. Raises VanishedError, StoreError."""
+        with _explained(file.path):
             return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
-        except FileNotFoundError as error:
-            raise GoneError(f"{file.path} is gone") from error
-        except Exception as error:
-            raise StoreError(f"cannot read {file.path}: {one_line(error)}") from error
 
     def open(self, file: File) -> pa.PythonFile:
         """Open the file for Arrow, which reads only what it needs."""
@@ -155,11 +144,21 @@ class ObjectStorage:
     def note(self, path: str) -> bytes | None:
         """The small file at `path`, relative to the root; None where there is none. Raises StoreError."""
         try:
-            return bytes(self._do(lambda fs: fs.cat_file(f"{self._template}/{path}")))
-        except FileNotFoundError:
+            with _explained(path):
+                return bytes(self._do(lambda fs: fs.cat_file(f"{self._template}/{path}")))
+        except VanishedError:
             return None
-        except Exception as error:
-            raise StoreError(f"cannot read {path}: {one_line(error)}") from error
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raise VanishedError or StoreError for whatever a backend raises: each has errors of its own."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise VanishedError(f"{path} is gone") from error
+    except Exception as error:
+        raise StoreError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def _fresh(fs: Any) -> Any:
@@ -171,8 +170,8 @@ def _fresh(fs: Any) -> Any:
 class _Parts(io.RawIOBase):
     """A file where each read is one request, without read-ahead."""
 
-    def __init__(self, shelf: ObjectStorage, file: File) -> None:
-        self._shelf, self._file = shelf, file
+    def __init__(self, storage: ObjectStorage, file: File) -> None:
+        self._storage, self._file = storage, file
         self._position = 0
 
     def readable(self) -> bool:
@@ -191,6 +190,6 @@ class _Parts(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         end = self._file.size if size < 0 else min(self._position + size, self._file.size)
-        data = self._shelf.read(self._file, self._position, end) if end > self._position else b""
+        data = self._storage.read(self._file, self._position, end) if end > self._position else b""
         self._position += len(data)
         return data

@@ -20,7 +20,7 @@ from jetcapture_py.archive.layout import ObjectName, escape_key
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.text import one_line
 
-Change = Callable[[bytes | None], bytes | None]
+NoteChange = Callable[[bytes | None], bytes | None]
 """From a note's content, None where there is none, to its next; None to leave it as it is."""
 PROBE = "_probe"
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
@@ -151,7 +151,7 @@ class FsspecStore:
         """Replace a small file."""
         self._write(f"{root_of(self.root, None)}/{path}", data)
 
-    def change_note(self, path: str, change: Change) -> None:
+    def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a small file by what `change` returns for its content, on condition that it is still the same.
 
         S3 and Azure know such conditions; in other stores a writer in another process may be overtaken.

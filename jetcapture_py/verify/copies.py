@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, ObjectStorage
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
 from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
@@ -64,13 +64,13 @@ class Finder:
 
     def __init__(
         self,
-        shelf: ObjectStorage,
+        storage: ObjectStorage,
         life: Incarnation | None,
         seen: Iterable[Seen],
         repeated: Sequences,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        self._shelf, self._life, self._repeated, self._progress = shelf, life, repeated, progress
+        self._storage, self._life, self._repeated, self._progress = storage, life, repeated, progress
         self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
         self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
         self._groups = [each.name.group for each in self._seen]
@@ -89,7 +89,7 @@ class Finder:
     def _suspected(self) -> Sequences:
         """Sequences that are in objects of different groups."""
         found, archived, quarantined = Sequences(), Sequences(), Sequences()
-        looked = enumerate(in_order("copies", self._shelf.threads, self._sequences, self._seen), 1)
+        looked = enumerate(in_order("copies", self._storage.threads, self._sequences, self._seen), 1)
         for _, members in groupby(looked, key=lambda found: found[1][0].name.group):
             own = Sequences()
             for done, (each, seqs) in members:
@@ -114,8 +114,8 @@ class Finder:
         """The sequences and timestamps of an object; none when it is gone, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
-                return positions(self._shelf, each.file, each.name, self._life)
-            except GoneError:
+                return positions(self._storage, each.file, each.name, self._life)
+            except VanishedError:
                 return _NONE, _NONE
             except (DamagedError, StoreError):
                 continue
@@ -130,7 +130,7 @@ class Finder:
             for number, each in enumerate(self._seen)
             if suspected.near(max(first, each.name.first_seq), min(last, each.name.last_seq))
         ]
-        read = in_order("copies", self._shelf.threads, lambda item: self._positions(item[1]), inside)
+        read = in_order("copies", self._storage.threads, lambda item: self._positions(item[1]), inside)
         for done, ((number, _), (seq, time)) in enumerate(read, 1):
             self._progress("timestamps", done, len(inside))
             wanted = (seq >= first) & (seq <= last)

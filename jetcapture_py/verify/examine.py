@@ -21,13 +21,12 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 
-TAIL = 64 << 10
+TAIL = footer.USUAL
 """Bytes from an object's end that are read at once, in the hope that the footer is no longer."""
 WHOLE = 32 << 20
 """Bytes up to which an object is held in memory as a whole."""
 PIECE = 8 << 20
 
-_MAGIC = b"PAR1"
 _MOST_ROWS = 1 << 31
 _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 """Entries that came with the checksums: whatever bit is flipped, one of them is left."""
@@ -76,9 +75,9 @@ class Held:
     signed: bool
 
 
-def examine(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
-    """What the object `file` of that name holds. Raises DamagedError, GoneError, StoreError."""
-    item = _Object(shelf, file, name)
+def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
+    """What the object `file` of that name holds. Raises DamagedError, VanishedError, StoreError."""
+    item = _Object(storage, file, name)
     messages = item.compared()
     if deep:
         item.check_bytes()
@@ -109,12 +108,12 @@ def examine(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnatio
     )
 
 
-def positions(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
+def positions(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
     """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
 
-    Raises DamagedError, GoneError, StoreError.
+    Raises DamagedError, VanishedError, StoreError.
     """
-    item = _Object(shelf, file, name)
+    item = _Object(storage, file, name)
     item.compared()
     present = _present(item.own, life, *item.times())
     return _of_life(*item.identities(), life, present)
@@ -148,31 +147,29 @@ def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, 
 class _Object:
     """An object of which the footer has been read."""
 
-    def __init__(self, shelf: ObjectStorage, file: File, name: ObjectName) -> None:
-        self._shelf, self._file, self._name = shelf, file, name
-        if file.size < len(_MAGIC) * 3:
+    def __init__(self, storage: ObjectStorage, file: File, name: ObjectName) -> None:
+        self._storage, self._file, self._name = storage, file, name
+        if file.size < len(footer.MAGIC) * 3:
             raise DamagedError(f"it has only {file.size} bytes")
-        tail = shelf.read(file, max(0, file.size - TAIL))
+        tail = storage.read(file, max(0, file.size - TAIL))
         self._data = tail if len(tail) == file.size else None
-        if tail[-4:] != _MAGIC or (len(tail) == file.size and tail[:4] != _MAGIC):
+        length = footer.length(tail)
+        if not length or (len(tail) == file.size and tail[:4] != footer.MAGIC):
             raise DamagedError("it does not start and end like a Parquet file")
-        length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length > file.size - len(_MAGIC):
+        if length > file.size - len(footer.MAGIC):
             raise DamagedError("its footer is truncated")
         self._start = file.size - length
-        self._footer = tail[-length:] if length <= len(tail) else shelf.read(file, self._start)
+        self._footer = tail[-length:] if length <= len(tail) else storage.read(file, self._start)
         self.signed = self._check_footer()
         try:
             source = pa.BufferReader(self._footer if self._data is None else self._data)
             parquet = pq.ParquetFile(source, page_checksum_verification=True)
             self._metadata = parquet.metadata
-            entries = {key.decode(): value.decode() for key, value in (self._metadata.metadata or {}).items()}
+            self.own = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
         except _UNREADABLE as error:
             raise DamagedError(f"its footer cannot be read: {one_line(error)}") from error
         self._content = parquet if self._data is not None else None
-        prefix = layout.METADATA_PREFIX
-        self.own = {key.removeprefix(prefix): text for key, text in entries.items() if key.startswith(prefix)}
 
     # ------------------------------------------------------------------ the footer
 
@@ -247,7 +244,7 @@ class _Object:
         """Compare the checksum, where there is one, and read every page; their own checksums are compared, too."""
         size = self._file.size
         if size <= WHOLE and self._data is None:
-            self._data = self._shelf.read(self._file)
+            self._data = self._storage.read(self._file)
             if len(self._data) != size:
                 raise DamagedError(f"it has {len(self._data)} bytes, not {size}")
         if self.signed:
@@ -265,7 +262,7 @@ class _Object:
             yield memoryview(self._data)
             return
         for start in range(0, self._file.size, PIECE):
-            yield self._shelf.read(self._file, start, min(start + PIECE, self._file.size))
+            yield self._storage.read(self._file, start, min(start + PIECE, self._file.size))
 
     def identities(self) -> tuple[Any, Any]:
         """Sequence and timestamp in microseconds of each message, each once, as int64 arrays, in the file's order."""
@@ -293,7 +290,7 @@ class _Object:
             raise DamagedError(f"it cannot be read: {one_line(error)}") from error
 
     def _opened(self) -> pq.ParquetFile:
-        source = self._shelf.open(self._file) if self._data is None else pa.BufferReader(self._data)
+        source = self._storage.open(self._file) if self._data is None else pa.BufferReader(self._data)
         return pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
 
     def check_identities(self, seqs: Any, times: Any, messages: int) -> None:

@@ -16,17 +16,20 @@ from itertools import pairwise
 from threading import Event
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
-from jetcapture_py.jetstream.inspect import MARGIN, ConsumerPosition, Server, StreamState, start_of
-from jetcapture_py.jetstream.stream_reader import read
+from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.holes import Missing, list_gaps, moment_of
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import Copy, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
+from jetcapture_py.verify.stream import MARGIN, read, start_of
 
+TIMEOUT = 10.0
+"""Seconds for which a server may be without an answer, or a range without progress."""
 CLOSE = 20_000
 """Sequences that are cheaper read than skipped."""
 _GONE_ONCE_ACKED = ("workqueue", "interest")
@@ -41,27 +44,32 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     With `deep`, every byte of every object is read. `progress` is called with a stage and how much of it is done.
     Raises ConfigError, and StoreError when the archive cannot be listed; a stream that cannot be asked is reported.
     """
-    shelf = ObjectStorage(config.store.url, config.store.options)
-    mark, mark_problem = await asyncio.to_thread(_watermark, shelf, config.source.stream)
+    storage = ObjectStorage(config.store.url, config.store.options)
+    mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
     notes: list[str] = []
+    name = f"jetcapture verify {config.source.stream}/{config.source.consumer}"
     async with AsyncExitStack() as stack:
+        known: _Known | None = None
         try:
-            server: Server | None = await stack.enter_async_context(Server(config))
-            known = await _known(server, mark) if server else None
+            session = await stack.enter_async_context(
+                ReadSession(config.nats, name, timeout=TIMEOUT, connect_timeout=TIMEOUT / 2)
+            )
+            known = await _known(session, config.source, mark)
         except SourceError as error:
-            server, known = None, None
             notes.append(f"the stream: {error}; only the archive itself was checked")
         scope = _Scope.of(known, mark)
-        found = await _survey(shelf, config.source.stream, scope, progress, deep=deep)
+        found = await _survey(storage, config.source.stream, scope, progress, deep=deep)
         missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         asked = (
-            await _ask(server, scope, known, found.sequences, missing, notes, progress) if server and known else None
+            await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
+            if known
+            else None
         )
     return _report(config, scope, found, missing, asked, notes, (mark, mark_problem), deep=deep)
 
 
 async def _survey(
-    shelf: ObjectStorage, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool
+    storage: ObjectStorage, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool
 ) -> ArchiveScan:
     """Look at the archive in a thread, which ends soon after we are cancelled."""
     cancelled = Event()
@@ -73,16 +81,16 @@ async def _survey(
             progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, shelf, stream, scope.life, scope.top, deep=deep, progress=step)
+        return await asyncio.to_thread(survey, storage, stream, scope.life, scope.top, deep=deep, progress=step)
     except asyncio.CancelledError:
         cancelled.set()
         raise
 
 
-def _watermark(shelf: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
+def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
     """The watermark, and what is wrong with it."""
     try:
-        data = None if shelf.divided else shelf.note(watermark.path(stream))
+        data = None if storage.divided else storage.note(watermark.path(stream))
         return (None if data is None else watermark.decode(data, stream)), ""
     except JetcaptureError as error:
         return None, str(error)
@@ -96,7 +104,7 @@ class _Known:
     """
 
     state: StreamState
-    position: ConsumerPosition
+    consumer: ConsumerState
     start: int
     note: str
     unsure: tuple[int, int]
@@ -104,30 +112,30 @@ class _Known:
     aged: int | None
 
 
-async def _known(server: Server, mark: watermark.Watermark | None) -> _Known:
-    position = await server.position()
-    state = await server.state()
-    start, moment, note = start_of(position)
+async def _known(session: ReadSession, source: SourceConfig, mark: watermark.Watermark | None) -> _Known:
+    consumer = consumer_state(await session.request(f"CONSUMER.INFO.{source.stream}.{source.consumer}"))
+    state = await session.state(source.stream)
+    start, moment, note = start_of(consumer)
     unsure = (1, 0)
     if moment is not None and state.retention not in _GONE_ONCE_ACKED:
-        start = await server.first_at(moment)
+        start = await session.first_at(source.stream, moment)
         if note:
-            unsure = (start, await server.first_at(moment + MARGIN) - 1)
-    aged = await _aged(server, state, position, mark)
-    return _Known(state=state, position=position, start=start, note=note, unsure=unsure, aged=aged)
+            unsure = (start, await session.first_at(source.stream, moment + MARGIN) - 1)
+    aged = await _aged(session, source.stream, state, consumer, mark)
+    return _Known(state=state, consumer=consumer, start=start, note=note, unsure=unsure, aged=aged)
 
 
 async def _aged(
-    server: Server, state: StreamState, position: ConsumerPosition, mark: watermark.Watermark | None
+    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: watermark.Watermark | None
 ) -> int | None:
     """The last sequence of which the watermark's time says that it is stored; 0 where it says nothing of this life."""
     if mark is None or mark.created not in ("", state.created):
         return 0
     if state.retention in _GONE_ONCE_ACKED:
         return None
-    moment = min(mark.time, position.asked + _LATER)  # servers do not know all years
+    moment = min(mark.time, consumer.asked + _LATER)  # servers do not know all years
     with suppress(SourceError):
-        return await server.first_at(moment + _MICROSECOND) - 1
+        return await session.first_at(stream, moment + _MICROSECOND) - 1
     return None
 
 
@@ -153,7 +161,7 @@ class _Scope:
             with suppress(ValueError):
                 life = Incarnation.of(mark.created, mirror=False) if mark is not None else None
             return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
-        state, floor = known.state, known.position.ack_floor
+        state, floor = known.state, known.consumer.ack_floor
         seq = mark.seq if mark is not None and mark.created == state.created else 0
         time = (mark.time - _EPOCH) // _MICROSECOND if mark is not None and known.aged else 0
         top = max(floor, min(max(seq, known.aged or 0), state.last))
@@ -178,7 +186,8 @@ class _Asked:
 
 
 async def _ask(
-    server: Server,
+    session: ReadSession,
+    stream: str,
     scope: _Scope,
     known: _Known,
     sequences: Sequences,
@@ -197,12 +206,12 @@ async def _ask(
         notes.append(known.note)
     try:
         stretches = list(sequences.stretches(first, top, CLOSE)) if first <= top else []
-        async for begins, seqs, times in read(server, known.position.filters, stretches):
+        async for begins, seqs, times in read(session, stream, filters_of(known.consumer.config), stretches):
             missing.look(seqs, times, first, top, begins=begins)
             if progress is not None:
                 progress("stream", min(int(seqs[-1]), top) - first + 1, top - first + 1)
         missing.close()
-        now = await server.state()
+        now = await session.state(stream)
     except SourceError as error:
         missing.close()
         notes.append(f"the stream: {error}")
@@ -284,15 +293,15 @@ def _unchecked(
     first = found.sequences.first
     if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
         yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive begins with {first}"
-    if scope.known is not None and scope.known.position.max_deliver > 0:
+    if scope.known is not None and (max_deliver := scope.known.consumer.config.get("max_deliver", -1)) > 0:
         yield (
-            f"whether the server gave up on messages: with max_deliver "
-            f"{scope.known.position.max_deliver} the ack floor moves past messages that nobody stored"
+            f"whether the server gave up on messages: with max_deliver {max_deliver} the consumer's ack "
+            "floor passes messages that nobody stored"
         )
     if scope.known is not None and mark is not None:
         if scope.known.aged is None:
             yield "whether messages older than the watermark are missing: the stream could not be read"
-        now = scope.known.position.filters
+        now = filters_of(scope.known.consumer.config)
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
@@ -341,7 +350,7 @@ def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Ite
 
 def _is_ahead(scope: _Scope, mark: watermark.Watermark) -> bool:
     """Whether the watermark's time is in the future."""
-    now = scope.known.position.asked if scope.known is not None else datetime.now(UTC)
+    now = scope.known.consumer.asked if scope.known is not None else datetime.now(UTC)
     return mark.time > now + watermark.MARGIN
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import StoreError
-from jetcapture_py.store.reader import File, GoneError, ObjectStorage
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.copies import Copies, Finder, Seen
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.in_order import in_order
@@ -61,15 +61,15 @@ class ArchiveScan:
 
 
 def survey(
-    shelf: ObjectStorage, stream: str, life: Incarnation | None, bound: int, *, deep: bool, progress: Progress
+    storage: ObjectStorage, stream: str, life: Incarnation | None, bound: int, *, deep: bool, progress: Progress
 ) -> ArchiveScan:
     """Look at every object of the stream. Blocks; call it in a thread. Raises StoreError when nothing can be listed."""
     found = ArchiveScan()
     seen: set[str] = set()
     for _ in range(ROUNDS):
-        files = [file for file in shelf.files(stream) if file.place not in seen]
+        files = [file for file in storage.files(stream) if file.place not in seen]
         seen.update(file.place for file in files)
-        gone = _look(shelf, files, life, bound, found, deep=deep, progress=progress)
+        gone = _look(storage, files, life, bound, found, deep=deep, progress=progress)
         if not gone:
             break
     else:
@@ -77,12 +77,12 @@ def survey(
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
     found.unsigned.sort()
-    found.copies = Finder(shelf, life, found.seen, found.repeated, progress).find()
+    found.copies = Finder(storage, life, found.seen, found.repeated, progress).find()
     return found
 
 
 def _look(
-    shelf: ObjectStorage,
+    storage: ObjectStorage,
     files: list[File],
     life: Incarnation | None,
     bound: int,
@@ -99,10 +99,10 @@ def _look(
     # in the order of the stream, so that the set of sequences is dense wherever it ends
     named = sorted(((file, file.name) for file in files if file.name), key=lambda pair: pair[1].first_seq)
     gone = False
-    workers = max(2, min(shelf.threads, _DEEP_THREADS)) if deep else shelf.threads
+    workers = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
 
-    def look(item: tuple[File, ObjectName]) -> Outcome:
-        return _examined(shelf, *item, life, deep=deep)
+    def look(item: tuple[File, ObjectName]) -> _Outcome:
+        return _examined(storage, *item, life, deep=deep)
 
     for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
         if outcome is None:
@@ -141,10 +141,12 @@ def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
         found.newest = max(found.newest, held.newest)
 
 
-Outcome = Held | str | None
+_Outcome = Held | str | None
 
 
-def _examined(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Outcome:
+def _examined(
+    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool
+) -> _Outcome:
     """What an object holds, why it is damaged, or None when it is gone. Damage is looked at twice.
 
     The same messages may have been stored once more meanwhile, as the same object in other bytes.
@@ -152,8 +154,8 @@ def _examined(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnat
     reason = ""
     for attempt in range(_ATTEMPTS):
         try:
-            return examine(shelf, shelf.again(file) if attempt else file, name, life, deep=deep)
-        except GoneError:
+            return examine(storage, storage.again(file) if attempt else file, name, life, deep=deep)
+        except VanishedError:
             return None
         except DamagedError as error:
             if reason == str(error):

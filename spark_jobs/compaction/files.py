@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store import open_store
 from jetcapture_py.text import one_line
 from spark_jobs.compaction.plan import Source
@@ -29,10 +29,6 @@ _CACHE = 64 << 20
 
 T = TypeVar("T")
 Each = TypeVar("Each")
-
-
-class GoneError(JetcaptureError):
-    """An object that was listed is not there any more: another compaction has removed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +145,7 @@ class Files:
             with self._file(path, source.size) as file:
                 yield file
         except FileNotFoundError as error:
-            raise GoneError(f"{self.shown}/{source.name.path} is gone") from error
+            raise VanishedError(f"{self.shown}/{source.name.path} is gone") from error
         except (OSError, pa.ArrowException) as error:
             raise JetcaptureError(f"cannot read {self.shown}/{source.name.path}: {one_line(error)}") from error
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
 
+TARGET_SIZE = 128 << 20
+"""Bytes of an object that a compaction aims at."""
 TOLERANCE = 1.5
 """An object this many times smaller or larger than the target is still of the target size."""
 UNIT_TARGETS = 16

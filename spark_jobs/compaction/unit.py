@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
-from spark_jobs.archive import LONGEST_INTERVAL
-from spark_jobs.compaction.files import Files, Footer, GoneError
+from spark_jobs.compaction.files import Files, Footer
 from spark_jobs.compaction.merge import Identities, Rows, survey
 from spark_jobs.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
 from spark_jobs.compaction.schemas import classes
@@ -71,7 +70,7 @@ def compact_unit(files: Files, order: Order, sources: Sequence[Source]) -> list[
     found: list[Outcome] = []
     try:
         found.extend(_outcomes(files, order, sources))
-    except GoneError:
+    except VanishedError:
         found.append(Outcome(key=name.key, bucket=name.bucket, left=CHANGED))
     except Exception as error:  # the other units must not suffer
         text = str(error) if isinstance(error, JetcaptureError) else one_line(error)

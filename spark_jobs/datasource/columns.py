@@ -20,7 +20,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import Failure, MessageBatch
 from jetcapture_py.transform.decode import JsonDecoder, parse_type
 from jetcapture_py.transform.envelope import assemble
-from spark_jobs.datasource.offsets import Range
+from spark_jobs.datasource.offsets import StreamPartition
 from spark_jobs.datasource.options import ReadOptions
 
 _SPARK_TYPES = {
@@ -66,7 +66,7 @@ class _Declared:
     unit: None = None
 
 
-class Columns:
+class MessageColumns:
     """Builds the columns of `schema`. Raises ConfigError when one is impossible."""
 
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
@@ -101,7 +101,7 @@ class Columns:
         self.bare = not fields and wanted.isdisjoint((layout.HEADERS, layout.PAYLOAD))
         """Whether only subjects and positions are needed."""
 
-    def batches(self, chunks: Iterable[tuple[str, Received]], part: Range) -> Iterator[pa.RecordBatch]:
+    def batches(self, chunks: Iterable[tuple[str, Received]], part: StreamPartition) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches of the messages of `part`, each once; a chunk was received from one consumer."""
         at = part.first
         for consumer, received in chunks:

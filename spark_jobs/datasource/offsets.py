@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,6 +18,7 @@ from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
@@ -32,7 +32,7 @@ LAST_PER_SUBJECT = "last_per_subject"
 
 
 @dataclass(frozen=True, slots=True)
-class Range(InputPartition):
+class StreamPartition(InputPartition):
     """What one task reads: sequences from `first` up to, and without, `end`, of the stream created at `created`.
 
     With `per_subject` only the messages among them that are the last of their subject when they are read.
@@ -44,37 +44,7 @@ class Range(InputPartition):
     per_subject: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState:
-    """The server's description of a stream with sequences `first` to `last`; if empty, `first` is `last` + 1.
-
-    `gaps` says whether some of these sequences have no message, `replicated` whether other servers hold copies, and
-    `keeps_latest` whether the stream limits the messages of a subject, so that new ones displace old ones.
-    """
-
-    created: str
-    first: int
-    last: int
-    gaps: bool
-    replicated: bool
-    keeps_latest: bool
-
-
-def stream_state(answer: dict[str, Any]) -> StreamState:
-    """Read the server's answer to STREAM.INFO."""
-    state, config = answer["state"], answer["config"]
-    first, last = max(1, state["first_seq"]), state["last_seq"]
-    return StreamState(
-        created=answer["created"],
-        first=first,
-        last=last,
-        gaps=last + 1 - first > state["messages"],
-        replicated=config.get("num_replicas", 1) > 1,
-        keeps_latest=config.get("max_msgs_per_subject", -1) > 0,
-    )
-
-
-async def find_message(session: Session, stream: str, **wanted: Any) -> int | None:
+async def find_message(session: ReadSession, stream: str, **wanted: Any) -> int | None:
     """Sequence of the message that STREAM.MSG.GET answers `wanted` with; the stream's leader is asked."""
     try:
         answer = await session.request(f"STREAM.MSG.GET.{stream}", wanted)
@@ -83,7 +53,7 @@ async def find_message(session: Session, stream: str, **wanted: Any) -> int | No
     return int(answer["message"]["seq"])
 
 
-async def find_next(session: Session, options: ReadOptions, seq: int) -> int | None:
+async def find_next(session: ReadSession, options: ReadOptions, seq: int) -> int | None:
     """Sequence of the first message from `seq` on that the subjects match."""
     found = [
         await find_message(session, options.stream, seq=seq, next_by_subj=subject)
@@ -102,7 +72,7 @@ class Positions:
 
     def state(self) -> StreamState:
         """Return the current state of the stream."""
-        return stream_state(self._session.ask(f"STREAM.INFO.{self._stream}"))
+        return self._session.run(self._session.reads.state(self._stream))
 
     def first(self, state: StreamState) -> int:
         """The sequence that `startingOffsets` or `startingTimestamp` mean in `state`."""
@@ -130,12 +100,12 @@ class Positions:
         if ">" in subjects and not state.gaps:
             return state.last if state.first <= state.last else 0
         subjects = _EVERY_SUBJECT if ">" in subjects else subjects
-        run, find = self._session.run, partial(find_message, self._session, self._stream)
+        run, find = self._session.run, partial(find_message, self._session.reads, self._stream)
         return max(run(find(last_by_subj=subject)) or 0 for subject in subjects)
 
     def next_match(self, seq: int) -> int | None:
         """Sequence of the first message from `seq` on that the subjects match."""
-        return self._session.run(find_next(self._session, self._options, seq))
+        return self._session.run(find_next(self._session.reads, self._options, seq))
 
     def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
         """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
@@ -156,32 +126,13 @@ class Positions:
         return end if at is None else min(at, end)
 
     def _at(self, moment: datetime) -> int:
-        """Sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
-        name = consumer_name()
-        config = {
-            "name": name,
-            "deliver_policy": "by_start_time",
-            "opt_start_time": moment.astimezone(UTC).isoformat().replace("+00:00", "Z"),
-            **SHORT_LIVED,
-        }
-        answer = self._session.ask(
-            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
-        )
-        self._session.ask(f"CONSUMER.DELETE.{self._stream}.{name}")
-        return int(answer["delivered"]["stream_seq"]) + 1
+        """Sequence of the first message stored at `moment` or later."""
+        return self._session.run(self._session.reads.first_at(self._stream, moment))
 
 
 _EVERY_SUBJECT = ("*", "*.>")
 """All subjects, as patterns for which the server finds the last message: for `>` it checks only the last sequence,
 whose message may have been deleted."""
-
-SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
-"""Settings of a temporary consumer; the server removes it if this process is killed."""
-
-
-def consumer_name() -> str:
-    """Return a unique consumer name."""
-    return f"jetcapture-read-{uuid.uuid4().hex}"
 
 
 def check_created(stream: str, expected: str, actual: str) -> None:
@@ -207,7 +158,7 @@ def check_there(stream: str, first: int, state: StreamState) -> None:
         )
 
 
-def split(first: int, end: int, created: str, parts: int | None) -> list[Range]:
+def split(first: int, end: int, created: str, parts: int | None) -> list[StreamPartition]:
     """Divide the range into equal parts: `parts` of them, or up to one per core while each is large enough."""
     size = end - first
     if size <= 0:
@@ -216,4 +167,4 @@ def split(first: int, end: int, created: str, parts: int | None) -> list[Range]:
         parts = min(os.cpu_count() or 1, -(-size // WORTH_A_TASK))
     parts = min(parts, size)
     bounds = [first + size * part // parts for part in range(parts + 1)]
-    return [Range(low, high, created) for low, high in pairwise(bounds)]
+    return [StreamPartition(low, high, created) for low, high in pairwise(bounds)]

@@ -45,7 +45,7 @@ def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
-class Options(Section):
+class _Options(Section):
     """Options of both reading and writing."""
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -53,14 +53,14 @@ class Options(Section):
     nats: NatsConfig
 
 
-class WriteOptions(Options):
+class WriteOptions(_Options):
     """Where rows go; `window` limits the unacknowledged messages of each task."""
 
     subject: str | None = None
     window: types.Count = WINDOW
 
 
-class ReadOptions(Options):
+class ReadOptions(_Options):
     """What to read, from a first position to an end that is exclusive, and as which columns.
 
     `timeout` in seconds is how long NATS may be unavailable.
@@ -113,7 +113,7 @@ _NO_TABLES = (
     "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
-Kind = TypeVar("Kind", bound=Options)
+Kind = TypeVar("Kind", bound=_Options)
 
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:

@@ -12,19 +12,19 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from spark_jobs.datasource.columns import Columns
+from jetcapture_py.jetstream.read_session import MissingStreamError, StreamState
+from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.fetch import Fetch
 from spark_jobs.datasource.offsets import (
     LAST_PER_SUBJECT,
     Positions,
-    Range,
-    StreamState,
+    StreamPartition,
     check_created,
     check_there,
     split,
 )
 from spark_jobs.datasource.options import ReadOptions
-from spark_jobs.datasource.session import MissingStreamError, Session
+from spark_jobs.datasource.session import Session
 
 POLL = 0.05
 """Minimum seconds between requests for a stream's state: Spark would send a hundred a second."""
@@ -32,10 +32,10 @@ POLL = 0.05
 Offset = dict[str, Any]
 
 
-def read(options: ReadOptions, schema: StructType, part: Range) -> Iterator[pa.RecordBatch]:
+def read(options: ReadOptions, schema: StructType, part: StreamPartition) -> Iterator[pa.RecordBatch]:
     """The messages of one task's range."""
     if part.first < part.end:
-        columns = Columns(options, schema)
+        columns = MessageColumns(options, schema)
         with Session(options, f"jetcapture spark {options.stream}") as session:
             yield from columns.batches(Fetch(session, options, part, bare=columns.bare), part)
 
@@ -44,10 +44,10 @@ class BatchReader(DataSourceReader):
     """A bounded read. Raises ConfigError when the columns cannot be read."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        Columns(options, schema)
+        MessageColumns(options, schema)
         self._options, self._schema = options, schema
 
-    def partitions(self) -> list[Range]:
+    def partitions(self) -> list[StreamPartition]:
         """Return the current range, divided among tasks."""
         options = self._options
         with Session(options, f"jetcapture spark {options.stream}") as session:
@@ -55,18 +55,18 @@ class BatchReader(DataSourceReader):
             state = positions.state()
             first, end = positions.first(state), positions.end(state)
             if options.starting_offsets == LAST_PER_SUBJECT:
-                return [Range(first, end, state.created, per_subject=True)]
+                return [StreamPartition(first, end, state.created, per_subject=True)]
             first = max(first, state.first)
             if options.subjects:  # what is before their first message may go
                 first = positions.next_match(first) or end
             if options.fail_on_data_loss and isinstance(options.starting_offsets, int):
                 check_there(options.stream, options.starting_offsets, positions.state())
         parts = split(first, end, state.created, options.min_partitions)
-        return parts or [Range(end, end, state.created)]  # Spark insists on one
+        return parts or [StreamPartition(end, end, state.created)]  # Spark insists on one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition."""
-        return read(self._options, self._schema, cast("Range", partition))
+        return read(self._options, self._schema, cast("StreamPartition", partition))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        Columns(options, schema)
+        MessageColumns(options, schema)
         self._options, self._schema = options, schema
         self._session: Session | None = None
         self._initial: Offset | None = None
@@ -130,17 +130,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The stream's end, for the query's progress."""
         return self._latest
 
-    def partitions(self, start: Offset, end: Offset) -> list[Range]:
+    def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
         """The batch, divided among tasks."""
         start = end.get("start", start)
         first = start["seq"] if start["created"] == end["created"] else 1
         if start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT:
-            return [Range(1, end["seq"], end["created"], per_subject=True)]
+            return [StreamPartition(1, end["seq"], end["created"], per_subject=True)]
         return split(first, end["seq"], end["created"], self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition."""
-        return read(self._options, self._schema, cast("Range", partition))
+        return read(self._options, self._schema, cast("StreamPartition", partition))
 
     def stop(self) -> None:
         """Leave NATS."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,6 +36,8 @@ _EMULATOR = {
     "fs.azure.fns.account.service.type": "BLOB",
     "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
 }
+_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Where fsspec's file systems say when an object was written; the first one that is there counts."""
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
@@ -118,6 +121,19 @@ class Place:
     @property
     def _scheme(self) -> str:
         return self.spark_root.partition("://")[0]
+
+
+def modified(entry: Mapping[str, Any]) -> float | None:
+    """When a file was written, in seconds since the epoch, by its entry in a listing; None where that does not say."""
+    for name in _MODIFIED:
+        value = entry.get(name)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None
 
 
 def _below(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
@@ -32,10 +33,10 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     return Origin(stream=stream, created=tuple(sorted(created)), consumers=tuple(consumers))
 
 
-Footer = tuple[tuple[str, ...], tuple[str, ...]]
+_Footer = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[Footer]:
+def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[_Footer]:
     """Return the footers of the first and the last object, and of those where a new incarnation starts.
 
     Incarnations follow one another: objects between two of the same incarnation belong to it.
@@ -54,17 +55,14 @@ def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[Footer]:
         open_ += [((first, before), middle), (middle, (last, after))]
 
 
-def _footer(place: Place, name: ObjectName) -> Footer:
+def _footer(place: Place, name: ObjectName) -> _Footer:
     """When the stream was created, and the consumers; an object of a compaction may have several of each."""
     try:
         with place.fs.open(f"{place.root}/{name.path}", "rb") as file:
-            metadata = pq.read_metadata(file).metadata or {}
+            own = entries(pq.read_metadata(file).metadata)
     except FileNotFoundError:  # a compaction has just replaced it
-        metadata = {}
+        own = {}
     except (OSError, pa.ArrowException) as error:
         raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {one_line(str(error))}") from error
-
-    def entry(which: str) -> tuple[str, ...]:
-        return tuple(filter(None, metadata.get(f"{layout.METADATA_PREFIX}{which}".encode(), b"").decode().split(",")))
-
-    return entry("stream_created"), entry("consumer")
+    created, consumers = (tuple(filter(None, own.get(name, "").split(","))) for name in ("stream_created", "consumer"))
+    return created, consumers

@@ -17,7 +17,7 @@ from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.text import plural
 from spark_jobs.publishing.subjects import covers, matching, overlaps
 from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
-from spark_jobs.replaying.rows import ODD, Rows
+from spark_jobs.replaying.rows import ODD, ReplayRows
 from spark_jobs.replaying.target import Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
@@ -34,7 +34,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Preview:
     """`first` and `last` are the oldest and the newest timestamp in microseconds; `size` counts the bytes of payloads
     and `subjects` the messages of the most frequent target subjects, both only where asked for; `incoming` is what
     streams with limits are to take."""
@@ -71,13 +71,13 @@ def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, S
     )
 
 
-def survey(
-    rows: Rows,
+def take_preview(
+    rows: ReplayRows,
     streams: Sequence[Stream],
     ingested: Mapping[str, Sequence[str]],
     *,
     details: bool = False,
-) -> Survey:
+) -> Preview:
     """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError when a row has no subject, or one that
     cannot be published to, no stream to go to, or goes to where the archive's capture takes its messages from."""
     subject = sf.col("subject")
@@ -99,7 +99,7 @@ def survey(
     ).collect()
     _check(found, ingested)
     frequent = rows.examined.groupBy("subject").count().orderBy(sf.desc("count"), "subject").limit(_SHOWN)
-    return Survey(
+    return Preview(
         messages=found["messages"],
         first=found["first"] if timed else None,
         last=found["last"] if timed else None,
@@ -141,7 +141,7 @@ def _incoming(stream: Stream) -> Column:
     return sf.struct(*(column.alias(name) for name, column in columns.items()))
 
 
-def _taken(rows: Rows, stream: Stream, found: Row) -> Incoming:
+def _taken(rows: ReplayRows, stream: Stream, found: Row) -> Incoming:
     most = 0
     if stream.limits.of_a_subject is not None:
         counts = rows.examined.where(matching(sf.col("subject"), stream.subjects)).groupBy("subject").count()
@@ -159,7 +159,7 @@ def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column
     return matching(subject, stream.subjects) & matching(subject, filters)
 
 
-def is_recreated(rows: Rows) -> bool:
+def is_recreated(rows: ReplayRows) -> bool:
     """Whether the rows span several incarnations of a stream: a later message has a lower sequence.
 
     Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
@@ -178,7 +178,7 @@ def is_recreated(rows: Rows) -> bool:
     return not slices.withColumn("before", before).where(odd).isEmpty()
 
 
-def describe(found: Survey, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
+def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
     """Yield the survey as lines of text."""
     yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:

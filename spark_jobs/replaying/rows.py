@@ -29,7 +29,7 @@ _ROW_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class ReplayRows:
     """`frame` has the columns that `replay_task` reads, `pattern` matches all its subjects.
 
     `messages`: the rows have an identity, so they get message ids and provenance; `ordered`: and a timestamp, by which
@@ -93,7 +93,7 @@ class _Columns:
         return found
 
 
-def rows_of(frame: DataFrame, template: str, payload: str | None) -> Rows:
+def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
     """The rows of `frame`; see `replay` for `template` and `payload`. Raises JetcaptureError."""
     known = _Columns(frame)
     parts = _parts(template)
@@ -119,7 +119,7 @@ def rows_of(frame: DataFrame, template: str, payload: str | None) -> Rows:
     columns[MISSING] = subject.missing(row)
     examined = {name: columns[name] for name in ("subject", "payload", TIMESTAMP, MISSING) if name in columns}
     examined[ODD] = sf.when(is_odd(subject.value), row)
-    return Rows(
+    return ReplayRows(
         frame=_select(frame, columns),
         examined=_select(frame, examined),
         pattern=_pattern(parts),

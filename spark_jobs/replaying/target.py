@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,22 +14,18 @@ import pyarrow.compute as pc
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError
-from jetcapture_py.jetstream.wire.client import Connection
-from jetcapture_py.jetstream.wire.inbox import HEADERS, Inbox
-from spark_jobs.publishing.publish import close_connection, open_connection
+from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.inbox import HEADERS
 from spark_jobs.publishing.subjects import overlaps
 from spark_jobs.replaying.limits import Limits
 from spark_jobs.replaying.task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, STREAM, TIMESTAMP
 
 _NANOSECOND = 1_000_000_000
-_BATCH = 100_000
-_ENOUGH = 20_000
-_EXPIRES = 10
-_PATIENCE = 3.0
+_CONNECT_TIMEOUT = 3.0
 """Seconds to keep trying unreachable servers."""
-_SILENCE = 20.0
-"""Seconds without data after which reading a stream is given up."""
-_ALIVE = b"NATS/1.0 100"
+_TIMEOUT = 20.0
+"""Seconds without progress after which reading a stream is given up."""
 
 T = TypeVar("T")
 
@@ -65,30 +60,29 @@ class Target:
 
     def streams(self, pattern: str) -> list[Stream]:
         """The streams that may store a subject that matches `pattern`."""
-        return self._run(lambda _, api: _streams(api, pattern))
+        return self._run(lambda session: _streams(session.api, pattern))
 
     def ingested(self, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
         """The streams that the archive's capture ingests, with the patterns of what it takes from them."""
-        return self._run(lambda _, api: _ingested(api, streams, origin))
+        return self._run(lambda session: _ingested(session.api, streams, origin))
 
     def replayed(self, streams: Sequence[Stream], pattern: str, replay_id: str) -> pa.Table:
         """The identities of the messages of this replay that the streams hold, in the columns of `replay_task`."""
 
-        async def read(nc: Connection, api: Api) -> pa.Table:
-            parts = [await _replayed(nc, api, stream, pattern, replay_id) for stream in streams]
+        async def read(session: ReadSession) -> pa.Table:
+            parts = [await _replayed(session, stream, pattern, replay_id) for stream in streams]
             return pa.concat_tables([_NOTHING.empty_table(), *parts])
 
         return self._run(read)
 
-    def _run(self, work: Callable[[Connection, Api], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Callable[[ReadSession], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
-            nc = await open_connection(self.login, patience=_PATIENCE)
-            try:
-                return await work(nc, Api(nc, self.login.domain))
-            except (UnavailableError, ApiError) as error:
-                raise SourceError(f"cannot list the streams at {self.where}: {error}") from error
-            finally:
-                await close_connection(nc)
+            name = "jetcapture replay"
+            async with ReadSession(self.login, name, timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
+                try:
+                    return await work(session)
+                except (UnavailableError, ApiError) as error:
+                    raise SourceError(f"cannot list the streams at {self.where}: {error}") from error
 
         return asyncio.run(run())
 
@@ -141,74 +135,13 @@ async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | No
 _NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.int64()), (ROW, pa.int32())])
 
 
-async def _replayed(nc: Connection, api: Api, stream: Stream, pattern: str, replay_id: str) -> pa.Table:
-    """Reads the stream's headers with a temporary consumer that acknowledges nothing."""
-    consumer = f"jetcapture-{uuid.uuid4().hex[:12]}"
-    config = {
-        "name": consumer,
-        "ack_policy": "none",
-        "deliver_policy": "all",
-        "headers_only": True,
-        "mem_storage": True,
-        "inactive_threshold": 60 * _NANOSECOND,
-        "filter_subject": pattern,
-    }
-    request = {"stream_name": stream.name, "config": config, "action": "create"}
-    answer = await api.request(f"CONSUMER.CREATE.{stream.name}.{consumer}", request)
-    reader = _Reader(nc, api, f"{stream.name}.{consumer}", replay_id)
-    await reader.read(answer["num_pending"])
-    await api.request(f"CONSUMER.DELETE.{stream.name}.{consumer}")
-    return pa.concat_tables([_NOTHING.empty_table(), *reader.parts])
-
-
-class _Reader:
-    """Reads a consumer's remaining messages pull by pull; `parts` are those of the replay."""
-
-    def __init__(self, nc: Connection, api: Api, consumer: str, replay_id: str) -> None:
-        self.parts: list[pa.Table] = []
-        self._nc, self._api, self._consumer, self._replay_id = nc, api, consumer, replay_id
-        self._heard = asyncio.Event()
-        self._ended = False  # whether the server has ended the pull before it was full
-        self._inbox = Inbox(self._heard.set)
-        self._inbox.on_status = self._on_status
-
-    def _on_status(self, _: bytes, block: bytes) -> None:
-        self._ended = self._ended or not block.startswith(_ALIVE)
-        self._heard.set()
-
-    async def read(self, left: int) -> None:
-        """Read `left` messages, or what is left of them. Raises UnavailableError."""
-        subject = self._nc.new_inbox()
-        subscription = await self._nc.subscribe(subject)
-        self._nc.register(subscription._id, self._inbox)
-        try:
-            while left > 0:
-                before = self._inbox.total
-                await self._pull(subject, min(left, _BATCH))
-                left -= self._inbox.total - before
-                if self._ended:  # messages may have been deleted meanwhile
-                    left = (await self._api.request(f"CONSUMER.INFO.{self._consumer}"))["num_pending"]
-        finally:
-            await subscription.unsubscribe()
-            self._nc.forget(subscription._id)
-
-    async def _pull(self, subject: str, batch: int) -> None:
-        wanted = self._inbox.total + batch
-        self._ended = False
-        request = json.dumps({"batch": batch, "expires": _EXPIRES * _NANOSECOND}).encode()
-        await self._nc.publish(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._consumer}", request, reply=subject)
-        while self._inbox.total < wanted and not self._ended:
-            self._heard.clear()
-            try:
-                await asyncio.wait_for(self._heard.wait(), _SILENCE)
-            except TimeoutError as error:
-                raise UnavailableError("the server stopped sending") from error
-            if len(self._inbox.rows) >= _ENOUGH:
-                self._take()
-        self._take()
-
-    def _take(self) -> None:
-        self.parts.append(_identities(self._inbox.take(1 << 40).columns(HEADERS)[0], self._replay_id))
+async def _replayed(session: ReadSession, stream: Stream, pattern: str, replay_id: str) -> pa.Table:
+    wanted = StreamRange(stream=stream.name, first=1, end=stream.last + 1, subjects=(pattern,), headers_only=True)
+    parts = [_NOTHING.empty_table()]
+    async with aclosing(RangeReader(session, wanted).messages()) as messages:
+        async for _, received in messages:
+            parts.append(_identities(received.columns(HEADERS)[0], replay_id))
+    return pa.concat_tables(parts)
 
 
 def _identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:

@@ -28,7 +28,7 @@ _PROVENANCE = (FROM_STREAM, FROM_SEQ, FROM_TIME, FROM_ROW, REPLAY)
 _VERSION = b"NATS/1.0"
 _SECOND = 1_000_000
 
-Batches = Iterable[pa.RecordBatch]
+_Batches = Iterable[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +67,16 @@ class Task:
     stored: bool = False
     pace: Pace | None = None
 
-    def function(self) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    def function(self) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
         """The function for `mapInArrow`; its result has the columns of `RESULT`."""
 
-        def publish(batches: Batches) -> Iterator[pa.RecordBatch]:
+        def publish(batches: _Batches) -> Iterator[pa.RecordBatch]:
             published, duplicates = self.publish(batches)
             yield pa.RecordBatch.from_pydict({"published": [published], "duplicates": [duplicates]})
 
         return publish
 
-    def publish(self, batches: Batches) -> tuple[int, int]:
+    def publish(self, batches: _Batches) -> tuple[int, int]:
         """Publish all rows; as `publish_batches`, whose columns this makes of those named above."""
         prepare = _Preparation(self)
         return publish_batches(map(prepare, batches), self.login, self.window, stored=self.stored)

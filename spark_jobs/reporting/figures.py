@@ -10,7 +10,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, TypeVar
 
-from spark_jobs.compact import TARGET_SIZE
+from spark_jobs.compaction.plan import TARGET_SIZE
 from spark_jobs.compaction.unit import SEALED_BY
 from spark_jobs.reporting import charts
 from spark_jobs.reporting.charts import Axis, Chart

@@ -17,18 +17,15 @@ from pyspark.sql import DataFrame, SparkSession
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import METADATA_PREFIX, ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
-from spark_jobs.reading.objects import VanishedError
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import Place, modified
 
 UNKNOWN_INTERVAL = 3600
 """Assumed length of a bucket in seconds when no footer has it: directories are hourly."""
 
 _FOOTER_THREADS = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Names of the modification time in fsspec's file systems; the first present one counts."""
 _COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "seq": (layout.SEQ, "long", pa.int64()),
     "at": (layout.TIMESTAMP, "long", pa.int64()),
@@ -171,7 +168,7 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
     return Stored(
         name=name,
         size=int(entry["size"]),
-        modified=_modified(entry),
+        modified=modified(entry),
         messages=int(said.get(f"{METADATA_PREFIX}messages", name.rows)),
         created=said.get(f"{METADATA_PREFIX}stream_created", ""),
         interval=int(said.get(f"{METADATA_PREFIX}interval", UNKNOWN_INTERVAL)),
@@ -192,15 +189,3 @@ def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
     if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
         return None
     return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
-
-
-def _modified(entry: Mapping[str, Any]) -> float | None:
-    for name in _MODIFIED:
-        value = entry.get(name)
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return None

@@ -189,11 +189,11 @@ def interrupted(
             time.sleep(delay)
             process.send_signal(number)
         began = time.monotonic()
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=120)
     said = f"after {delay} s: {before}{output}{errors}"
     assert process.returncode == 130, said
     assert output.endswith("\nInterrupted; all processes are stopped.\n"), said
-    assert time.monotonic() - began < 15, said
+    assert time.monotonic() - began < 60, said
     assert errors == "", said
     assert left_over(mark) == [], said
     assert not accepts(server_port(before)), said

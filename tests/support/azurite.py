@@ -30,7 +30,7 @@ def serve(home: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
     with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

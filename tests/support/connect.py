@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pyspark
 
+from tests.support import java
+
 STARTS = 120.0
 
 
 def environment(remote: str) -> dict[str, str]:
     """Variables for a process whose session is at `remote`, and for nothing else of Spark."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return {**found, "SPARK_REMOTE": remote, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    return {**java.only(), "SPARK_REMOTE": remote, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-START_TIMEOUT = 15.0
+START_TIMEOUT = 60.0
 OLDER_SERVERS = "JETCAPTURE_TEST_SERVERS"
 """The environment variable with the directory of older servers, each at `<version>/bin/nats-server`."""
 

@@ -44,7 +44,7 @@ def ask(url: str, subject: str, body: object = None) -> dict[str, Any]:
 
     async def request() -> dict[str, Any]:
         nc = await nats.connect(url, allow_reconnect=False)
-        answer = await nc.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode(), timeout=5)
+        answer = await nc.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode(), timeout=60)
         await nc.close()
         return dict(json.loads(answer.data))
 

@@ -23,14 +23,14 @@ from jetcapture_py.archive import layout
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.jetstream import source
+from jetcapture_py.jetstream import pulls
 from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 
 STREAM = "ORDERS"
 CONSUMER = "archive"
 Message = tuple[str, bytes, Headers | None]
 
-source.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
+pulls.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
@@ -103,11 +103,11 @@ async def running(configuration: Config, **parts: Any) -> AsyncIterator[CaptureS
 async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
     """Capture until caught up; the state at the end."""
     capture = Capture(configuration, **parts)
-    await asyncio.wait_for(capture.run(asyncio.Event(), until_caught_up=True), 120)
+    await asyncio.wait_for(capture.run(asyncio.Event(), until_caught_up=True), 300)
     return capture.state
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 20.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 60.0) -> None:
     """Wait until `condition` holds."""
     deadline = asyncio.get_running_loop().time() + timeout
     while asyncio.get_running_loop().time() < deadline:
@@ -133,7 +133,7 @@ def objects(root: Path) -> list[layout.ObjectName]:
     return found
 
 
-def _goes(path: Path, timeout: float = 5.0) -> bool:
+def _goes(path: Path, timeout: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -202,7 +202,7 @@ class Command:
             )
         return self
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 120) -> int:
         """Wait for its end; the exit code."""
         return self.process.wait(timeout)
 

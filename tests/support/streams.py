@@ -53,7 +53,7 @@ async def read_stream(url: str, stream: str) -> list[Stored]:
             await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.test-reader", pull, reply=subject)
             while len(found) < wanted:
                 arrived.clear()
-                await asyncio.wait_for(arrived.wait(), 10)
+                await asyncio.wait_for(arrived.wait(), 60)
                 rows = inbox.take(1 << 30)
                 for name, reply, block, payload in zip(*(each.to_pylist() for each in rows.columns()), strict=True):
                     lines = tuple(block.decode().split("\r\n")[1:-2]) if block else ()

@@ -55,7 +55,7 @@ class Versity:
         ]
         with (self.home / "versitygw.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()

@@ -23,8 +23,8 @@ from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
 from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
 from tests.support.running import settings
-from tests.unit.test_encode import BLOCK, ENCODER, batch, metadata, write
-from tests.unit.test_verify_report import COMPLETE, hole, with_holes
+from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
+from tests.unit.verify.test_report import COMPLETE, hole, with_holes
 
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""

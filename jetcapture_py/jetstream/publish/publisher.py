@@ -111,8 +111,7 @@ class Publisher:
         self._prefix = prefix.encode()
         self._connections = self._nc.stats["reconnects"]
         if isinstance(self._nc, Connection):
-            self._subscription = await self._nc.subscribe(f"{prefix}*")
-            self._nc.register(self._subscription._id, self._acks)
+            self._sid = await self._nc.receive_into(self._acks, f"{prefix}*")
             self._nc.denials.listeners.append(self._on_denial)
         else:
             self._subscription = await self._nc.subscribe(
@@ -131,12 +130,13 @@ class Publisher:
         finally:
             if self._retry is not None:
                 self._retry.cancel()
-            if self._subscription is not None and not self._nc.is_closed:
+            if isinstance(self._nc, Connection):
+                self._nc.denials.listeners.remove(self._on_denial)
+                self._nc.forget(self._sid)
+                if not self._nc.is_closed:
+                    await self._nc.stop_receiving(self._sid)
+            elif self._subscription is not None and not self._nc.is_closed:
                 await self._subscription.unsubscribe()
-                if isinstance(self._nc, Connection):
-                    self._nc.forget(self._subscription._id)
-                    self._nc.denials.listeners.remove(self._on_denial)
-            self._subscription = None
 
     async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
         """Publish one message; waits only while the window is full. Raises what an earlier message met."""

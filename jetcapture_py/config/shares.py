@@ -1,0 +1,60 @@
+"""Every share of a budget, with its reason.
+
+The budgets are `limits.memory` in bytes, `limits.open_blocks`, `drain_timeout`, and the messages that may be
+unacknowledged: the consumer's `max_ack_pending`, less what other replicas hold. A `…_SHARE` is a divisor: 4 is a
+quarter.
+"""
+
+from __future__ import annotations
+
+# ------------------------------------------------------------------ pulling
+
+PULLED_SHARE = 3
+"""All pulls together ask for at most this part of the memory; the rest is for what they have brought before."""
+PULLED_MOST = 24 << 20
+"""Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
+is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
+PULLED_LEAST = 4 << 20
+"""After losses that limit is reduced, but not below this."""
+UNLIMITED_PULL_FROM = 64 << 20
+"""A pull for one message that needs more bytes than this has no byte limit at all."""
+RECEIVE_SHARE, RECEIVE_MOST = 8, 256 << 20
+"""Received messages are handed on in batches of this part of the memory, so that a batch and its copies fit, and an
+Arrow column of byte strings must stay below 2 GiB."""
+DRAIN_SHARE = 4
+"""Open pulls may take this part of `drain_timeout` to end; the rest is for storing."""
+STALLED_SHARE = 8
+"""Unacknowledged messages, as a part of their limit, from which a pause may mean that the limit has been reached."""
+
+# ------------------------------------------------------------------ decoding and blocks
+
+DECODE_SHARE, DECODE_MOST = 8, 16 << 20
+"""Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
+of received memory."""
+FIRST_BATCH = 4096
+"""Messages decoded at once while the size of their columns is unknown."""
+PREPARING_COPIES = 3
+"""A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
+BLOCK_SHARE = 4
+"""Maximum share of the memory for one block, so that one cannot take it all."""
+OPEN_SHARE = 2
+"""Maximum share of the memory for open blocks; the rest is for blocks being stored."""
+OPEN_UNACKED_SHARE = 3
+"""Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
+that waits for acks is slow to take them."""
+SEALED_UNACKED_SHARE, SEALED_MEMORY_SHARE, SEALED_BLOCKS_SHARE = 32, 8, 8
+"""When too much of a budget is open, this part of the budget more is sealed, so that it is not too much again at
+once."""
+
+# ------------------------------------------------------------------ storing
+
+ENCODING_SHARE = 8
+"""Share of the memory for blocks being encoded at the same time."""
+ENCODING_COPIES = 3
+"""A block that is being encoded lies in memory three times: in one piece, sorted, and encoded."""
+SMALL_BLOCK, TOGETHER = 64 << 10, 64
+"""Blocks below this many bytes share a worker thread's turn, up to this many of them."""
+LARGE_BLOCKS_WAITING = 2
+"""Larger blocks that may wait for each worker."""
+RELEASE_SHARE = 8
+"""Growth of the process, as a share of the memory, after which the allocator returns unused memory."""

@@ -1,0 +1,233 @@
+"""Keeps a few pulls open at the consumer, each for no more than there is credit for.
+
+A pull slot is a subscription with at most one open pull, so it is always known how much that pull may still bring. No
+credit, no pull: that is the backpressure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.shares import DRAIN_SHARE
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.connection import Api
+from jetcapture_py.jetstream.consumer import Consumer
+from jetcapture_py.jetstream.pull_limits import Ask, PullLimits
+from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
+from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.log import event
+from jetcapture_py.log_limit import LogLimit
+
+log = logging.getLogger("jetcapture.source")
+
+SLOTS = 10
+"""Together they ask for as much as a consumer may leave unacknowledged by default."""
+HEARTBEAT = 5.0
+"""Seconds of silence after which the server confirms that a pull is alive."""
+SILENCE = 12.5
+"""Seconds of silence after which a pull is given up."""
+EXPIRES = 2.0
+"""Seconds that a pull stays open without messages, and so what a drain may wait for it to end."""
+GRACE = 10.0
+"""Seconds that the server may take to say that a pull has expired."""
+PAUSE = 0.5
+"""Seconds between two attempts."""
+
+
+@dataclass(slots=True, eq=False)
+class PullSlot:
+    """A subscription to the inbox and the pull under way on it; `batch` and `max_bytes` are what the pull asked for.
+
+    A pull for a `single` message waits for one that is too large for other pulls.
+    """
+
+    subject: str
+    sid: int
+    inbox: Inbox
+    pull: int = 0
+    active: bool = False
+    single: bool = False
+    batch: int = 0
+    max_bytes: int = 0
+    start: int = 0
+    start_bytes: int = 0
+    heard: float = 0.0
+    expires: float = 0.0
+    not_before: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Messages that the pull may still bring."""
+        return max(0, self.batch - (self.inbox.by_sid[self.sid][0] - self.start)) if self.active else 0
+
+    @property
+    def brought(self) -> int:
+        """Bytes that the pull has brought, as the server counts them."""
+        return self.inbox.by_sid[self.sid][1] - self.start_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that the pull may still bring."""
+        return max(0, self.max_bytes - self.brought) if self.left else 0
+
+    def begin(self, ask: Ask, batch: int, now: float, expires: float) -> str:
+        """Open the next pull; returns the subject that it is answered on."""
+        self.pull += 1
+        self.active, self.batch, self.max_bytes, self.single = True, batch, ask.max_bytes, ask.batch == 1
+        self.start, self.start_bytes = self.inbox.by_sid[self.sid]
+        self.heard, self.expires = now, now + expires + GRACE
+        return f"{self.subject}.{self.pull}"
+
+
+class Pulls:
+    """The pulls of one consumer into `inbox`.
+
+    `used` says how many bytes are held and received, `wake` is set when there may be something to do, and `fail` is
+    called when no pull will ever work. `answered` is when the server last served or confirmed one.
+    """
+
+    def __init__(
+        self, config: Config, inbox: Inbox, *, used: Callable[[], int], wake: asyncio.Event, fail: Callable[..., None]
+    ) -> None:
+        self.slots: list[PullSlot] = []
+        self.limits = PullLimits(config.limits.memory, SLOTS)
+        self.starved = False  # whether nothing is pulled because of memory alone
+        self.held = False  # whether no pull may be made until a lost connection has been followed up
+        self.stopped = False
+        self.answered = self.last_data = 0.0
+        self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
+        self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
+        self._said_large = LogLimit()
+
+    async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
+        """Subscribe; nothing is pulled yet."""
+        self._client, self._api, self._consumer = client, api, consumer
+        self._clock = asyncio.get_running_loop().time
+        self.answered = self._clock()
+        for _ in range(SLOTS):
+            subject = client.new_inbox()
+            self.slots.append(PullSlot(subject, await client.receive_into(self._inbox, f"{subject}.*"), self._inbox))
+
+    @property
+    def active(self) -> int:
+        """Open pulls."""
+        return sum(slot.active for slot in self.slots)
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes in flight: what open pulls may still deliver."""
+        return sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
+
+    @property
+    def consuming(self) -> bool:
+        """Whether the server has served, or at least confirmed, a pull lately."""
+        return self._clock() - max(self.answered, self.last_data) < SILENCE
+
+    @property
+    def stuck(self) -> str | None:
+        """Why nothing is delivered just now although the server answers, in one line; None when nothing is wrong."""
+        return self.limits.stuck(self._clock())
+
+    def broken(self) -> None:
+        """The connection is lost, and its pulls with it; none is made until `held` is False again."""
+        self.held = True
+        for slot in self.slots:
+            slot.active, slot.not_before = False, 0.0
+
+    def overdue(self) -> list[PullSlot]:
+        """Open pulls that should have expired."""
+        return [slot for slot in self.slots if slot.active and self._clock() > slot.expires]
+
+    # ------------------------------------------------------------------ asking
+
+    async def renew(self) -> None:
+        """Give up silent pulls, and pull in every free slot as far as there is credit."""
+        now = self._clock()
+        for slot in self.slots:
+            if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
+                event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
+                slot.active = False
+        for slot in self.slots[: self._consumer.state.max_waiting or SLOTS]:  # the server is silent about those beyond
+            if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
+                await self._issue(slot, now)
+
+    async def _issue(self, slot: PullSlot, now: float) -> None:
+        """Pull, if there is credit."""
+        ask = self._credit(now)
+        self.starved = not ask and not self.active
+        if not ask:
+            return
+        state, source = self._consumer.state, self._config.source
+        batch = ask.batch or min(source.batch, state.max_batch or source.batch)
+        expires = min(self._expires, state.max_expires) if state.max_expires else self._expires
+        await self._api.pull(
+            source.stream,
+            source.consumer,
+            slot.begin(ask, batch, now, expires),
+            batch=batch,
+            max_bytes=ask.max_bytes if ask.limited else 0,
+            expires=expires,
+            heartbeat=min(HEARTBEAT, expires / 2),
+        )
+
+    def _credit(self, now: float) -> Ask | None:
+        """What a further pull may ask for."""
+        self.limits.received(self._inbox.largest, now)
+        self._inbox.largest = 0
+        in_flight = self.in_flight
+        used, ceiling = self._used() + in_flight, self._consumer.state.max_bytes
+        free = self._config.limits.memory - used
+        return self.limits.next(free=free, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
+
+    # ------------------------------------------------------------------ what comes
+
+    def on_data(self) -> None:
+        """Messages have come. The server says nothing when a pull ends by having brought all, by count or by bytes."""
+        self.last_data = self._clock()
+        for slot in self.slots:
+            if slot.active and not slot.left_bytes:
+                slot.active = False
+                self._wake.set()
+                if slot.single:
+                    self.limits.single_received(slot.brought, self._consumer.state.max_bytes)
+
+    def on_status(self, subject: bytes, block: bytes) -> None:
+        """A status has come."""
+        to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
+        for slot in self.slots:
+            if slot.subject == to:
+                self._heard(slot, pull, parse_status(block), undelivered(block))
+
+    def _heard(self, slot: PullSlot, pull: str, status: PullStatus, undelivered: int | None) -> None:
+        slot.heard = self._clock()
+        if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
+            self.answered = slot.heard
+            if slot.single and slot.active:
+                self.limits.single_idle(ended=status.reaction is Reaction.PULL_AGAIN)
+        if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
+            slot.batch -= undelivered or 0
+            slot.active = undelivered is not None and slot.left > 0
+            self._react(slot, status)
+            self._wake.set()
+
+    def _react(self, slot: PullSlot, status: PullStatus) -> None:
+        if status.reaction is Reaction.FATAL:
+            where = f"consumer {self._config.source.consumer} of stream {self._config.source.stream}"
+            self._fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
+        elif status.reaction is Reaction.TOO_LARGE:
+            if not slot.brought:
+                self._too_small(slot)
+        elif status.reaction is not Reaction.PULL_AGAIN:
+            slot.not_before = self._clock() + PAUSE
+            event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
+
+    def _too_small(self, slot: PullSlot) -> None:
+        """The slot's pull brought nothing because the next message is larger."""
+        now, ceiling = self._clock(), self._consumer.state.max_bytes
+        if self.limits.too_small(slot.max_bytes, ceiling, now) and (times := self._said_large.due(now)):
+            event(log, logging.WARNING, "pull.too_small", max_bytes=slot.max_bytes, times=times)

@@ -1,0 +1,277 @@
+"""Finds whole MSG and HMSG frames of our own subscriptions, many at once, without making an object of each."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from nats.aio.client import Client
+from nats.errors import ProtocolError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+
+from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox, between, text_of
+from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
+from jetcapture_py.log import event
+
+log = logging.getLogger("jetcapture.wire")
+
+MANY = 64
+"""Frames from which on it pays to look at them together..."""
+LARGE = 2048
+"""...and bytes of a frame from which on it does not: all of them would be looked at, and not the control line only."""
+_MAX_CONTROL_LINE = 1 << 20
+_MAX_DIGITS = 12
+_MOST_DIGITS_TOGETHER = 9
+
+
+def receive_failed(error: Exception) -> ProtocolError:
+    """Log the error and return what makes nats-py reconnect: anything else would end its read loop without a word."""
+    event(log, logging.ERROR, "receive.failed", error=error)
+    return ProtocolError()
+
+
+class FrameParser(Parser):
+    """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time.
+
+    What the socket gives lies in a `ReceiveBuffer`, and frames become places in it. Where many of them lie there, their
+    places are found together (`_many`), else one by one (`_few`); both find the same.
+    """
+
+    def __init__(self, nc: Client, inboxes: Mapping[int, Inbox]) -> None:
+        self.reads = 0
+        self._inboxes = inboxes
+        self._epoch = 0
+        super().__init__(nc)
+
+    def reset(self) -> None:
+        """Forget what was buffered: the connection it came from is gone."""
+        super().reset()
+        self._epoch += 1
+        self._memory = ReceiveBuffer()
+        self._typical = 0  # bytes of a frame
+
+    async def parse(self, data: bytes | ReceiveBuffer = b"") -> None:
+        """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
+        self.reads += 1
+        if isinstance(data, ReceiveBuffer):
+            self._memory = data
+        else:
+            self._memory.append(data)
+        memory = self._memory
+        if len(memory) < memory.needed:
+            return  # a large payload is still arriving: look at nothing until it is whole
+        epoch = self._epoch
+        while len(memory):
+            try:
+                frame = self._take(memory)
+            except Exception as error:
+                raise receive_failed(error) from error
+            if not frame:
+                break
+            await self._delegate(frame)
+            if self._epoch != epoch:
+                return  # that frame ended the connection
+        if len(memory) > _MAX_CONTROL_LINE and not memory.needed:
+            raise ProtocolError
+
+    async def _delegate(self, frame: bytes) -> None:
+        epoch = self._epoch
+        try:
+            await super().parse(frame)
+        except ProtocolError:
+            raise
+        except Exception as error:
+            raise receive_failed(error) from error
+        if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
+            raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
+
+    def _take(self, memory: ReceiveBuffer) -> bytes:
+        """Take frames up to one that is not ours, which is returned; b"" when there is no further whole one."""
+        memory.needed = 0
+        while True:
+            if self._typical < LARGE and len(memory) >= MANY * self._typical:
+                self._many(memory)
+            taken, frame = self._few(memory)
+            if frame or taken < MANY:
+                return frame
+
+    def _few(self, memory: ReceiveBuffer) -> tuple[int, bytes]:
+        """Take up to `MANY` frames one by one, up to one that is not ours: how many, and that one if it is whole."""
+        segment, position, stop = memory.segment, memory.start, memory.stop
+        found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
+        taken, frame = 0, b""
+        while position < stop and taken < MANY:
+            eol = segment.find(b"\r\n", position, stop)
+            if eol < 0:
+                break
+            line = bytes(segment[position:eol])
+            args = line.split(b" ")
+            start = eol + 2
+            headers = args[0] == b"HMSG"
+            bare = len(args) == 4 + headers
+            sid, headers_size, end = None, 0, start
+            try:
+                if args[0] in (b"MSG", b"HMSG") and (bare or len(args) == 5 + headers):
+                    headers_size = int(args[-2]) if headers else 0
+                    end = start + int(args[-1])
+                    sid = self._ours(args[2], bare)
+            except ValueError:
+                sid = None
+            if sid is None or not 0 <= headers_size <= end - start:
+                length = _frame_length(line, position, start)
+                if position + length > stop:
+                    memory.needed = length
+                else:
+                    frame = bytes(segment[position : position + length])
+                    position += length
+                break
+            if end + 2 > stop:
+                memory.needed = end + 2 - position
+                break
+            subject = position + len(args[0]) + 1
+            behind = subject + len(args[1])
+            reply = behind + len(args[2]) + 2
+            reply_end = reply if bare else reply + len(args[3])
+            place = (subject, behind, reply, reply_end, start, start + headers_size, end)
+            found[self._inboxes[sid]].append((*place, sid))
+            position = end + 2
+            taken += 1
+        if taken:
+            self._typical = (position - len(frame) - memory.start) // taken
+        memory.start = position
+        for inbox, rows_of_it in found.items():
+            rows = np.array(rows_of_it, np.int64)
+            inbox.add(segment, rows[:, :-1].astype(np.int32), rows[:, -1])
+        return taken, frame
+
+    def _ours(self, text: bytes, bare: bool) -> int | None:
+        """The subscription, if it is one of ours, and a message without a reply subject is no status to it."""
+        sid = int(text)
+        inbox = self._inboxes.get(sid)
+        return None if inbox is None or b"%d" % sid != text or (bare and inbox.statuses) else sid
+
+    def _many(self, memory: ReceiveBuffer) -> None:
+        """Take frames, all at once, up to the first that is not whole, not ours, or out of the ordinary.
+
+        Wherever a line seems to start a message, it is read as if it did. A message's length leads from its line to
+        the next: as long as they follow one another without a gap from the first on, which is known to start a frame,
+        each is one, whatever the payloads hold.
+        """
+        base = memory.start
+        region = np.frombuffer(memory.segment, np.uint8, len(memory), base)
+        returns = _places(region == _RETURN)
+        if len(returns) < MANY:
+            return
+        behind = returns[:-1] + 2
+        initial = region.take(behind, mode="clip")
+        starting = np.flatnonzero(((initial == _M) | (initial == _H)) & (behind <= returns[1:]))
+        starts = np.concatenate(([0], behind[starting]))
+        eols = returns[np.concatenate(([0], starting + 1))]
+        edges, lines = text_of(between(region, starts, eols))
+        spaces = np.flatnonzero(lines == _SPACE)
+        if not len(spaces):
+            return
+        first = np.arange(0, len(spaces), _WORDS)  # if each line has so many, as most often
+        if len(spaces) != _WORDS * len(starts) or not (
+            (spaces[first] >= edges[:-1]).all() and (spaces[first + _WORDS - 1] < edges[1:]).all()
+        ):
+            first = np.searchsorted(spaces, edges[:-1])
+        beyond = np.append(first[1:], len(spaces))
+
+        def space(index: Any) -> Any:
+            return spaces.take(index, mode="clip")
+
+        headers = lines.take(edges[:-1], mode="clip") == _H
+        words = beyond - first - headers
+        bare = words == _WORDS - 1
+        subject, behind_sid, last = space(first) + 1, space(first + 2), space(beyond - 1)
+        numbers, canonical = _decimals(
+            lines, np.concatenate((space(first + 1), last)) + 1, np.concatenate((behind_sid, edges[1:]))
+        )
+        (sids, sizes), canonical = numbers.reshape(2, -1), canonical.reshape(2, -1)
+        right = ((words == _WORDS) | bare) & canonical[0] & canonical[1]
+        headers_sizes = np.zeros(len(starts), np.int64)
+        if headers.any():
+            found, headers_right = _decimals(lines, space(beyond - 2) + 1, last)
+            headers_sizes[headers] = found[headers]
+            right &= ~headers | (headers_right & (found <= sizes))
+        contents = eols + 2
+        ends = contents + sizes
+        right &= (ends + 2 <= len(region)) & (region.take(eols + 1, mode="clip") == _NEWLINE)
+        right[1:] &= starts[1:] == ends[:-1] + 2
+        count = len(right) if right.all() else int(right.argmin())
+        to_segment = starts - edges[:-1] + base
+        rows = np.empty((count, PLACES), np.int32)
+        for place, column in enumerate(
+            (
+                subject + to_segment,
+                space(first + 1) + to_segment,
+                behind_sid + 1 + to_segment,
+                np.where(bare, behind_sid + 1, space(first + 3)) + to_segment,
+                contents + base,
+                contents + headers_sizes + base,
+                ends + base,
+            )
+        ):
+            rows[:, place] = column[:count]
+        self._give(memory, sids[:count], bare[:count], rows)
+
+    def _give(self, memory: ReceiveBuffer, sids: Any, bare: Any, rows: Any) -> None:
+        """Put messages into their inboxes, up to the first that has none, or is a status."""
+        inboxes = list(dict.fromkeys(self._inboxes.values()))
+        numbers = np.full(max(self._inboxes, default=0) + 2, -1)  # of the inboxes; behind the last one is none
+        for sid, inbox in self._inboxes.items():
+            numbers[sid] = inboxes.index(inbox)
+        owners = numbers.take(sids, mode="clip")
+        wanted = owners >= 0
+        if bare.any():
+            wanted &= ~bare | ~np.array([inbox.statuses for inbox in inboxes])[owners]
+        count = len(sids) if wanted.all() else int(wanted.argmin())
+        if not count:
+            return
+        memory.start, before = int(rows[count - 1, -1]) + 2, memory.start
+        self._typical = (memory.start - before) // count
+        for number, inbox in enumerate(inboxes):
+            some = owners[:count] == number
+            if some.all():
+                inbox.add(memory.segment, rows[:count], sids[:count])
+            elif some.any():
+                inbox.add(memory.segment, rows[:count][some], sids[:count][some])
+
+
+_RETURN, _NEWLINE, _SPACE, _H, _M = b"\r\n HM"
+_WORDS = 4
+"""Spaces in the control line of a message with a reply subject; headers have one more."""
+
+
+def _places(where: Any) -> Any:
+    """Where it is true, which must be seldom."""
+    bits = np.packbits(where)
+    some = np.flatnonzero(bits != 0)  # numpy looks through truth values eight at a time, through numbers one by one
+    found = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
+    return some[found >> 3] * 8 + (found & 7)
+
+
+def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
+    """The numbers between these places of a text, and which of them are canonical and short enough to be ones."""
+    widths = ends - starts
+    width = int(min(widths.max(initial=1), _MOST_DIGITS_TOGETHER))
+    right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))
+    values = np.zeros(len(starts), np.int64)
+    for place in range(width):  # from the last digit on
+        digits = text.take(ends - 1 - place, mode="clip") - np.uint8(ord("0"))
+        digits *= widths > place
+        right &= digits < 10
+        values += digits * np.int64(10**place)
+    return values, right
+
+
+def _frame_length(line: bytes, position: int, start: int) -> int:
+    """Length in bytes of the frame whose control line is `line`; payload and its line end included."""
+    args: list[Any] = line.split()
+    if args and args[0] in (b"MSG", b"HMSG") and args[-1].isdigit() and len(args[-1]) <= _MAX_DIGITS:
+        return start - position + int(args[-1]) + 2
+    return start - position

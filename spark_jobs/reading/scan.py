@@ -1,0 +1,217 @@
+"""Spark's own reader on exactly the objects of a plan, however long a DataFrame is kept and whatever is refreshed.
+
+Spark remembers directories, and lists them again at any time: `REFRESH TABLE`, or Spark Connect after some other
+queries. What was stored since would be read twice, and what was compacted would be missing. So
+
+- Spark is given a list of files, in the one form in which it takes one: the log that a streaming query writes beside
+  its output. It is read once, while the scan is planned, and nothing is ever listed.
+- Spark Connect, which plans on a server, gets directories and a pattern of the planned names. Each query counts the
+  objects first, and fails with "read it again" unless all of them are there.
+
+Without the count, a query of objects that are gone would fail with Spark's own advice to refresh. So scans of a list
+count too, once they are older than `TRUSTED`; nothing is removed so soon after it was planned, and Spark removes the
+condition from younger queries before they start.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache, cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from zlib import crc32
+
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+from pyspark.sql.utils import is_remote
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.reading.objects import Listing
+from spark_jobs.reading.overlaps import Range
+from spark_jobs.reading.place import Place
+
+TRUSTED = timedelta(seconds=10)
+"""How long after planning a scan of a list does not count its objects."""
+
+_FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
+_COUNTED_BY_A_TASK = 4096
+"""Local objects whose status one task looks up, in some hundredths of a second."""
+_STATUS = "path string, modificationTime timestamp, length long, content binary"
+_UNRESERVED = "_-!.~'()*,;:$&+=/@"
+"""What Java leaves as it is in the path of a URI."""
+
+
+@dataclass(frozen=True)
+class Scans:
+    """Scans of a plan's objects, `names`: those of `listing` in `directory` of `place` that the plan reads."""
+
+    spark: SparkSession
+    place: Place
+    directory: str
+    listing: Listing
+    names: Sequence[ObjectName]
+
+    def frame(
+        self, names: Sequence[ObjectName], schema: st.StructType, parts: Mapping[ObjectName, Sequence[Range]] | None
+    ) -> DataFrame:
+        """Exactly these objects, or these parts of them. An explicit schema keeps partition values strings."""
+        # what the session ignores would be missing without an error
+        frame = self._load(self._reader(ignoreMissingFiles="false").format("parquet").schema(schema), names)
+        frame = frame.where(self._complete)
+        return frame if parts is None else _within(frame, parts)
+
+    @cached_property
+    def _listed(self) -> bool:
+        """Whether Spark lists directories, because it cannot be given a list of files."""
+        # in the path of such a stream, a list of files would show one more partition column
+        if is_remote() or "=" in self.directory:
+            return True
+        with self._log(self.names[:1]) as url:
+            frame: Any = self._reader().schema(_STATUS).format("binaryFile").load(url)
+        return len(frame._jdf.inputFiles()) != 1  # Spark was configured to ignore such logs
+
+    @cached_property
+    def _complete(self) -> Column:
+        """A condition that holds for all rows, and fails a query unless each of the plan's objects is still there.
+
+        It is about partition columns, so Spark evaluates it before it reads, and not for every row.
+        """
+        planned = datetime.now(UTC)
+        reader = self._reader(ignoreMissingFiles="true", recursiveFileLookup="true")
+        found = self._load(reader.format("binaryFile").schema(_STATUS), self.names)
+        if isinstance(self.place.fs, LocalFileSystem):
+            found = found.coalesce(1 + len(self.names) // _COUNTED_BY_A_TASK)
+        paths = [name.path[len(self.directory) + 1 :] for name in self.names]
+        total = sum(crc32(path.encode()) for path in paths)
+        found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
+        count = sf.count(sf.lit(1))
+        unchanged = (count == len(paths)) & (sf.sum("crc") == total)
+        changed = sf.concat(
+            sf.lit(f"{self.place.shown} has changed: this was planned from {len(paths)} objects, of which it finds "),
+            count.cast("string"),
+            sf.lit("; the others were compacted or removed since: read it again"),
+        )
+        complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
+        if not self._listed:
+            return (sf.current_timestamp() < sf.lit(planned + TRUSTED)) | complete
+        return complete if self.names[0].quarantine else complete & _has_key(self.names)
+
+    def _load(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
+        if not self._listed:
+            with self._log(names) as url:
+                return reader.load(url)
+        planned = pattern(name.digest for name in names)
+        reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.directory))
+        with self.place.explained():
+            frame = reader.load(self._directories(names))
+            if is_remote():
+                _ = frame.schema  # only now does Spark Connect look at it
+            return frame
+
+    @contextmanager
+    def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
+        """A directory that looks to Spark like the output of a streaming query that wrote these objects."""
+        as_uri = cache(_as_uri)
+        with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
+            log = Path(output, "_spark_metadata")
+            log.mkdir()
+            lines = ["v1"]
+            for path in (name.path for name in names):
+                directory, _, file = path.rpartition("/")
+                lines.append(
+                    f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
+                    f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
+                    '"blockSize":134217728,"action":"add"}'
+                )
+            Path(log, "0").write_text("\n".join(lines))
+            yield f"file://{output}"
+
+    def _reader(self, **options: str) -> DataFrameReader:
+        return self.spark.read.options(**self.place.settings, **options).option("__globPaths__", "false")
+
+    def _directories(self, names: Sequence[ObjectName]) -> list[str]:
+        """What Spark has to list to find these objects, and no others of their files' names."""
+        repeated = set(self.listing.repeated)
+        strangers = {name.directory for name in repeated.difference(names)} if repeated else set()
+        wanted = dict.fromkeys(name.directory for name in names if name.directory not in strangers)
+        files = [name.path for name in names if name.directory in strangers]
+        covered = cover(wanted, self.listing.directories, self.listing.tops)
+        return [self._in_spark(path) for path in (*covered, *files)]
+
+    def _in_spark(self, path: str) -> str:
+        return f"{self.place.spark_root}/{path}"
+
+
+def _as_uri(url: str) -> str:
+    scheme, separator, path = url.partition("://")
+    return f"{scheme}{separator}{quote(path, safe=_UNRESERVED)}"
+
+
+def _has_key(names: Iterable[ObjectName]) -> Column:
+    """Whether a row's key is one of these objects': one of their names may be stored under another key later.
+
+    In hexadecimal digits, since no setting changes what they mean in SQL, and as SQL, which is one call to Spark.
+    """
+    keys = dict.fromkeys(name.key for name in names)
+    known = ", ".join(f"'{key.encode().hex().upper()}'" for key in keys if key is not None)
+    conditions = [f"hex(key) IN ({known})"] if known else []
+    return sf.expr(" OR ".join([*conditions, *(["key IS NULL"] if None in keys else [])]))
+
+
+def cover(wanted: Collection[str], paths: Iterable[str], tops: Collection[str] = ()) -> list[str]:
+    """The fewest paths that hold the wanted ones of all `paths` and no others: parents of which all is wanted. None is
+    above those in `tops`, beyond which not all paths are known."""
+    counts: Counter[str] = Counter()
+    ours: Counter[str] = Counter()
+    for counter, each in ((counts, paths), (ours, wanted)):
+        for path in each:
+            directory = path
+            while directory:
+                counter[directory] += 1
+                directory = directory.rpartition("/")[0]
+    chosen: dict[str, None] = {}
+    for path in wanted:
+        best, directory = path, path.rpartition("/")[0]
+        while best not in tops and directory not in ("", layout.QUARANTINE) and counts[directory] == ours[directory]:
+            best, directory = directory, directory.rpartition("/")[0]
+        chosen[best] = None
+    return list(chosen)
+
+
+def pattern(digests: Iterable[str]) -> str:
+    """A Hadoop pattern that the names of the objects with these digests match, and no others.
+
+    Common beginnings are written once, so that matching a name takes as long among thousands as among a few.
+    """
+    return f"*-{_alternatives(sorted(set(digests)))}{layout.SUFFIX}"
+
+
+def _alternatives(texts: list[str]) -> str:
+    if len(texts) == 1:
+        return texts[0]
+    parts = [
+        first + _alternatives([text[1:] for text in group]) for first, group in groupby(texts, lambda text: text[0])
+    ]
+    return parts[0] if len(parts) == 1 else "{" + ",".join(parts) + "}"
+
+
+def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
+    """The rows of `frame` that are of the part of their object that is to be read. As a join with a table of the parts:
+    looking them up takes as long among many as among a few, where a filter that lists them takes longer with each."""
+    rows = [(name.path.rpartition("/")[2], first, last) for name, ranges in parts.items() for first, last in ranges]
+    columns = dict(zip((_RANGES_FILE, _FIRST, _LAST), map(list, zip(*rows, strict=True)), strict=True))
+    ranges = frame.sparkSession.createDataFrame(pa.table(columns))
+    located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
+    inside = sf.expr(f"{_FILE} = {_RANGES_FILE} AND {layout.SEQ} BETWEEN {_FIRST} AND {_LAST}")
+    return located.join(sf.broadcast(ranges), inside, "left_semi").drop(_FILE)

@@ -1,0 +1,778 @@
+"""The pipeline against a real server and a real file system, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+import pyarrow as pa
+import pytest
+from nats.aio.subscription import Subscription
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture import acknowledging
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.errors import ConfigError, DrainError, PermanentStoreError, SourceError, StoreError
+from jetcapture_py.jetstream import acks
+from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.inbox import Inbox
+from jetcapture_py.jetstream.wire.parser import FrameParser
+from jetcapture_py.store import LocalStore
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    Message,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    rows,
+    running,
+    until,
+)
+
+Start = Callable[..., NatsServer]
+
+
+@pytest.fixture(params=["fast", "slow"])
+def receive_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test with the frame parser and with nats-py's own, which unknown versions of nats-py get."""
+    if request.param == "slow":
+        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
+    return str(request.param)
+
+
+on_both_receive_paths = pytest.mark.usefixtures("receive_path")
+
+
+def plain(count: int, subject: str = "orders.eu") -> list[Message]:
+    return [(subject, b"payload %d" % index, None) for index in range(count)]
+
+
+def leaves(group: BaseException) -> list[BaseException]:
+    if isinstance(group, BaseExceptionGroup):
+        return [leaf for error in group.exceptions for leaf in leaves(error)]
+    return [group]
+
+
+class GatedStore(LocalStore):
+    """A local store that refuses, or takes its time, until it is told otherwise; it notes when a put has returned."""
+
+    def __init__(self, root: Path, error: StoreError | None = None) -> None:
+        super().__init__(str(root))
+        self.error = error
+        self.attempts = 0
+        self.returned: list[float] = []
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        self.attempts += 1
+        if self.error is not None:
+            raise self.error
+        time.sleep(0.3)  # long enough for an ack that does not wait to overtake
+        location = super().put(name, data)
+        self.returned.append(time.monotonic())
+        return location
+
+
+def stands_still(pid: int) -> bool:
+    """Whether a process was stopped, to its last thread: each goes on a little after the signal was sent."""
+    states = [path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
+
+
+async def acks_of(url: str, sink: list[tuple[float, bytes]]) -> Any:
+    """Listen to everything that is published to the consumer's ack subjects."""
+    client = await nats.connect(url)
+
+    async def note(message: Any) -> None:
+        sink.append((time.monotonic(), message.data))
+
+    await client.subscribe(f"$JS.ACK.{STREAM}.{CONSUMER}.>", cb=note)
+    await client.flush()
+    return client
+
+
+@on_both_receive_paths
+def test_no_ack_leaves_before_the_store_has_returned_success(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(500))
+        heard: list[tuple[float, bytes]] = []
+        listener = await acks_of(server.url, heard)
+        store = GatedStore(tmp_path / "archive", StoreError("not today"))
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, store={"concurrency": 1})
+        async with running(settings, store=store):
+            await until(lambda: store.attempts >= 3, "the store was tried again")
+            assert [body for _, body in heard if body == b"+ACK"] == []
+            assert (await consumer(server.url)).num_ack_pending == 500
+            store.error = None
+            await until(lambda: len([body for _, body in heard if body == b"+ACK"]) == 500, "all are acknowledged")
+        await listener.close()
+        assert min(at for at, body in heard if body == b"+ACK") > store.returned[0]
+        assert (await consumer(server.url)).num_ack_pending == 0
+        assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == list(range(1, 501))
+
+    asyncio.run(scenario())
+
+
+def test_a_refusing_store_is_reported_and_nothing_is_lost_when_the_process_gives_up(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        settings = config(
+            server.url, tmp_path / "archive", block={"max_age": "0.1s"}, store={"retry_for": "0.5s"}, drain_timeout="5s"
+        )
+        store = GatedStore(tmp_path / "archive", PermanentStoreError("access denied"))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await capture_all(settings, store=store)
+        assert [str(error) for error in leaves(caught.value)] == ["access denied"]
+        assert store.attempts > 1
+        store.error = None
+        began = time.monotonic()
+        await capture_all(settings, store=store)
+        assert time.monotonic() - began < 60, "what was given back came again at once, not after ack_wait"
+        assert len(rows(tmp_path / "archive")) == 100
+
+    asyncio.run(scenario())
+
+
+def test_a_quiet_streams_block_is_stored_when_it_is_old_enough(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(3))
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "1s"})) as capture:
+            began = time.monotonic()
+            await until(lambda: capture.stats.acked == 3, "the block is stored and acknowledged")
+            assert 0.8 < time.monotonic() - began < 30
+            assert capture.stats.sealed_by == {"age": 1}
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_messages_that_wait_in_a_block_longer_than_ack_wait_are_not_delivered_again(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(2000))
+        settings = config(server.url, tmp_path / "archive", source={"ack_wait": "1s"})
+        async with running(settings) as capture:
+            await until(lambda: capture.blocks.rows == 2000, "all are in a block")
+            await asyncio.sleep(3.5)
+            state = await consumer(server.url)
+            assert (state.num_ack_pending, state.num_redelivered) == (2000, 0)
+            assert state.delivered.consumer_seq == 2000
+        assert capture.stats.redelivered == 0
+        assert len(rows(tmp_path / "archive")) == 2000
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_limit_on_unacked_messages_smaller_than_a_block_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(1000))
+        settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 50})
+        async with running(settings) as capture:
+            await until(lambda: capture.stats.received == 1000, "all are received, though no block was old or full")
+            assert set(capture.stats.sealed_by) == {"pressure"}
+        assert len(rows(tmp_path / "archive")) == 1000
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_no_more_pulls_are_made_than_the_consumer_lets_wait(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(1000))
+        async with connection(server.url) as client:
+            await client.jetstream().add_consumer(STREAM, durable_name=CONSUMER, ack_policy="explicit", max_waiting=2)
+        capture = await capture_all(config(server.url, tmp_path / "archive", source={"batch": 100}))
+        assert capture.stats.acked == 1000
+        assert [lane.pull > 0 for lane in capture.source.pulls.slots] == [True] * 2 + [False] * 8
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_two_replicas_share_the_limit_without_stalling_each_other(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(20_000))
+        settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 2000, "batch": 200})
+        async with running(settings) as one, running(settings) as two:
+            await until(lambda: one.stats.acked + two.stats.acked >= 18_000, "both make progress")
+        assert one.stats.acked > 0
+        assert two.stats.acked > 0
+        assert one.stats.redelivered == two.stats.redelivered == 0
+        assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == list(range(1, 20_001))
+
+    asyncio.run(scenario())
+
+
+def test_blocks_end_at_the_configured_messages_and_bytes(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(1000))
+        capture = await capture_all(config(server.url, tmp_path / "a", block={"max_messages": 300}))
+        assert sorted(name.rows for name in objects(tmp_path / "a")) == [100, 300, 300, 300]
+        assert capture.stats.sealed_by["messages"] == 3
+        other = {"source": {"consumer": "other"}, "block": {"max_bytes": "64KiB"}}
+        capture = await capture_all(config(server.url, tmp_path / "b", **other))
+        assert capture.stats.sealed_by["bytes"] >= 1
+
+    asyncio.run(scenario())
+
+
+def test_large_messages_stay_within_the_memory_limit(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server("max_payload: 8MB")
+        payloads = [random.Random(seed).randbytes(7_900_000) for seed in range(30)]
+        await publish(server.url, [("orders.big", payload, None) for payload in payloads])
+        held = 0
+
+        async def watch(*_: Any) -> None:
+            nonlocal held
+            held = max(held, capture.memory + capture.source.waiting_bytes)
+
+        settings = config(server.url, tmp_path / "archive", limits={"memory": "64MiB"})
+        async with running(settings, on_stored=watch) as capture:
+            await until(lambda: capture.stats.received == 30, "all are received")
+        assert 8_000_000 < held < 3 * 64 << 20
+        assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == payloads
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_memory_limit_below_the_servers_largest_message_does_not_stall(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server("max_payload: 64MB")
+        await publish(server.url, plain(1000))
+        settings = config(server.url, tmp_path / "archive", limits={"memory": "32MiB"}, source={"batch": 50})
+        async with running(settings) as capture:
+            await until(lambda: capture.stats.received == 1000, "all are received, though no block was old or full")
+        assert len(rows(tmp_path / "archive")) == 1000
+
+    asyncio.run(scenario())
+
+
+def test_many_keys_are_kept_within_the_limit_of_open_blocks(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [(f"orders.k{index % 500}", b"%d" % index, None) for index in range(5000)])
+        settings = config(server.url, tmp_path / "archive", key="{subject[1]}", limits={"open_blocks": 100})
+        async with running(settings) as capture:
+            await until(lambda: capture.stats.received == 5000, "all are received")
+            await until(lambda: capture.blocks.open <= 100, "few blocks are open")
+        found = rows(tmp_path / "archive")
+        assert [row[layout.PAYLOAD] for row in found] == [b"%d" % index for index in range(5000)]
+        assert all(row["key"] == row[layout.SUBJECT].split(".")[1] for row in found)
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_server_that_restarts_is_pulled_from_again(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.3s"})) as capture:
+            await until(lambda: capture.stats.acked == 100, "the first ones are stored")
+            server.stop()
+            await until(lambda: not capture.source.connected, "the connection is lost")
+            server.start()
+            await publish(server.url, plain(100))
+            await until(lambda: capture.stats.acked == 200, "the next ones are stored, too")
+            assert capture.source.reconnects == 1
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+@pytest.mark.parametrize("count", [0, 30_000], ids=["idle", "backlog"])
+def test_a_drain_unsubscribes_once_every_pull_has_ended(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    open_pulls: list[int] = []
+    unsubscribe = Subscription.unsubscribe
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(count))
+        settings = config(server.url, tmp_path / "archive", source={"max_ack_pending": 1000, "batch": 200})
+        async with running(settings) as capture:
+            lanes = capture.source.pulls.slots
+
+            async def noted(subscription: Subscription) -> None:
+                open_pulls.append(sum(lane.active for lane in lanes))
+                await unsubscribe(subscription)
+
+            monkeypatch.setattr(Subscription, "unsubscribe", noted)
+            await until(lambda: any(lane.active for lane in lanes) and capture.source.fetched >= count / 10, "it pulls")
+        assert open_pulls == [0] * len(lanes)
+        state = await consumer(server.url)
+        assert state.num_ack_pending == 0
+        assert len(rows(tmp_path / "archive")) == state.delivered.stream_seq == capture.source.fetched
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_them(
+    nats_server: Start, tmp_path: Path, taken: int
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(10))
+        async with connection(server.url) as client:
+            subscription = await client.jetstream().pull_subscribe("orders.>", CONSUMER, STREAM)
+            if taken:
+                await subscription.fetch(taken)
+
+            async def forget_what_the_server_said(*_: Any) -> None:
+                capture.unconfirmed_at = asyncio.get_running_loop().time()
+
+            async with running(
+                config(server.url, tmp_path / "archive"), on_stored=forget_what_the_server_said
+            ) as capture:
+                await until(lambda: capture.stats.received == 10 - taken, "the rest is received")
+
+    if taken:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            asyncio.run(scenario())
+        (error,) = leaves(caught.value)
+        assert isinstance(error, DrainError)
+        assert str(error).startswith("drain: the server did not confirm the acknowledgements")
+    else:
+        asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_pull_is_open_until_everything_has_come_that_its_status_announces(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 30.0)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            lane = capture.source.pulls.slots[0]
+            await until(lambda: lane.active, "it pulls")
+            inbox, pull = f"{lane.subject}.{lane.pull}", lane.pull
+            async with connection(server.url) as client:
+                await client.publish(inbox, headers={"Nats-Pending-Messages": str(lane.batch - 3)})
+                await until(lambda: lane.batch == 3, "the status has come")
+                assert lane.active
+                for left in (2, 1, 0):
+                    await client.publish(inbox, b"forged", reply="as.if.by.the.server")
+                    await until(lambda left=left: lane.left == left or lane.pull > pull, f"{left} are to come")
+                await until(lambda: lane.pull > pull, "it pulls again")
+            capture.source.halt()  # the drain need not wait for the pulls
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_pull_of_which_nothing_more_is_heard_is_made_again(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as capture:
+            lanes = capture.source.pulls.slots
+            await until(lambda: all(lane.pull for lane in lanes), "every lane has pulled")
+            pulls = [lane.pull for lane in lanes]
+            for lane in lanes:  # as if the server had forgotten the pulls and never said so
+                lane.expires = 0.0
+            await until(
+                lambda: all(lane.pull > before for lane, before in zip(lanes, pulls, strict=True)),
+                "every lane has pulled again",
+            )
+            await publish(server.url, plain(10))
+            await until(lambda: capture.stats.acked == 10, "messages still come, each once")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_asked_for_at_once_is_never_too_much_for_the_server_to_keep(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", bytes(10_000), None)] * 8000)
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            await until(lambda: capture.source.fetched > 0, "it has pulled")
+            time.sleep(2)  # nothing is read meanwhile; the server drops a client for which it has to keep 64 MB
+            await until(lambda: capture.source.fetched >= 8000, "everything is there")
+            assert (capture.source.fetched, capture.source.reconnects) == (8000, 0)
+        assert "Slow Consumer" not in server.log
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_an_ack_that_was_lost_with_its_connection_is_sent_again(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        store = GatedStore(tmp_path / "archive")
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}), store=store) as capture:
+            await until(lambda: store.attempts == 1, "the store is at work")
+            server.kill()
+            await until(lambda: len(store.returned) == 1, "the object is stored while the server is down")
+            assert capture.stats.acked == 0
+            server.start()
+            await until(lambda: capture.stats.acked == 100, "the acknowledgement is confirmed after all")
+        assert (await consumer(server.url)).num_ack_pending == 0
+        assert len(objects(tmp_path / "archive")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_between(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        at: list[float] = []
+        ask = Connection.ask
+
+        async def nobody(self: Connection, subject: str, payload: bytes, timeout: float) -> Any:
+            if subject.startswith("$JS.ACK."):
+                at.append(time.monotonic())
+                if len(at) <= acknowledging.ATTEMPTS + 1:
+                    raise nats.errors.NoRespondersError  # as while the consumer has no leader
+            return await ask(self, subject, payload, timeout)
+
+        monkeypatch.setattr(Connection, "ask", nobody)
+        settings = config(server.url, tmp_path / "archive", source={"ack_wait": "10m"})
+        await capture_all(settings)
+        assert (await consumer(server.url)).num_ack_pending == 0
+        pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+        assert len(pauses) >= acknowledging.ATTEMPTS + 1
+        assert min(pauses) > 0.05
+
+    asyncio.run(scenario())
+
+
+def test_acks_that_the_server_does_not_confirm_are_sent_again(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.acks.CONFIRM_TIMEOUT", 0.3)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+
+        paused = []
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
+        async with running(settings) as capture:
+            send = acks.publish
+
+            async def pause(connection: Connection, replies: pa.BinaryArray, body: bytes) -> None:
+                if body == b"+ACK" and not paused:  # on a slow machine there may be more than one block
+                    paused.append(True)
+                    os.kill(server.pid, signal.SIGSTOP)
+                    await until(lambda: stands_still(server.pid), "every thread of the server stands still")
+                await send(connection, replies, body)
+
+            monkeypatch.setattr(acks, "publish", pause)
+            await until(lambda: capture.stats.unconfirmed_acks >= 1, "the server did not answer")
+            assert capture.stats.acked == 0
+            os.kill(server.pid, signal.SIGCONT)
+            await until(lambda: capture.stats.acked == 100, "it does now")
+        assert (await consumer(server.url)).num_ack_pending == 0
+        assert sum(name.rows for name in objects(tmp_path / "archive")) == 100
+
+    asyncio.run(scenario())
+
+
+def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.connection._API_TIMEOUT", 0.2)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+        paused: list[float] = []
+
+        async def pause(*_: Any) -> None:
+            if not paused:
+                paused.append(time.monotonic())
+                os.kill(server.pid, signal.SIGSTOP)
+
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
+        async with running(settings, on_stored=pause) as capture:
+            try:
+                await until(lambda: bool(paused) and time.monotonic() - paused[0] > 2, "it has not answered for long")
+                assert (capture.stats.unconfirmed_acks, capture.stats.acked) == (0, 0)
+                assert capture.blocks.unacked == 100, "they are kept alive"
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await until(lambda: capture.stats.acked == 100, "it does now")
+        assert capture.stats.redelivered == 0
+        assert (await consumer(server.url)).num_ack_pending == 0
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(100))
+
+        async def delete_under_a_capture() -> None:
+            async with running(config(server.url, tmp_path / "archive", drain_timeout="20s")) as capture:
+                await until(lambda: capture.blocks.rows == 100, "all are held")
+                async with connection(server.url) as client:
+                    await client.jetstream().delete_consumer(STREAM, CONSUMER)
+                await until(lambda: capture.source.failure is not None, "the deletion is noticed")
+
+        with pytest.raises(SourceError, match="consumer archive of stream ORDERS no longer accepts pulls"):
+            await delete_under_a_capture()
+        assert len(rows(tmp_path / "archive")) == 100
+
+    asyncio.run(scenario())
+
+
+@on_both_receive_paths
+def test_frames_that_somebody_publishes_to_our_inbox_are_counted_and_left_out(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(10))
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "0.3s"})) as capture:
+            inbox = f"{capture.source.pulls.slots[0].subject}.77"
+            async with connection(server.url) as client:
+                await client.publish(inbox, b"forged", reply="more.nonsense")
+                await client.publish(inbox, b"forged", reply="nonsense")
+                await client.publish(inbox, b"forged")
+            await until(lambda: capture.stats.strays == 2, "they are counted")
+        assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"payload %d" % n for n in range(10)]
+
+    asyncio.run(scenario())
+
+
+def test_the_last_message_of_every_subject_can_be_the_start(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [*plain(5, "orders.eu"), *plain(3, "orders.us")])
+        wanted = config(server.url, tmp_path / "archive", source={"deliver_policy": "last_per_subject"})
+        await capture_all(wanted)
+        await capture_all(wanted)
+        assert [row[layout.SEQ] for row in rows(tmp_path / "archive")] == [5, 8]
+
+    asyncio.run(scenario())
+
+
+def test_filters_and_the_start_of_a_new_consumer_are_as_configured(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [(f"orders.{'eu' if n % 2 else 'us'}", b"%d" % n, None) for n in range(20)])
+        source = {"filter_subjects": ["orders.eu"], "deliver_policy": "by_start_sequence", "start_sequence": 11}
+        await capture_all(config(server.url, tmp_path / "archive", source=source))
+        assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"11", b"13", b"15", b"17", b"19"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"ack_policy": "none"}, "has ack_policy none; explicit is needed"),
+        ({"ack_policy": "all"}, "has ack_policy all; explicit is needed"),
+        ({"ack_policy": "explicit", "headers_only": True}, "has headers_only set; it must be off"),
+        ({"ack_policy": "explicit", "deliver_subject": "somewhere"}, "is a push consumer; a pull consumer is required"),
+    ],
+)
+def test_a_consumer_that_cannot_keep_the_promise_is_refused(
+    nats_server: Start, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(1))
+        async with connection(server.url) as client:
+            await client.jetstream().add_consumer(STREAM, durable_name=CONSUMER, **settings)
+        with pytest.raises(SourceError, match=reason):
+            await capture_all(config(server.url, tmp_path / "archive"))
+        assert not (tmp_path / "archive").exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_decoder_and_a_key_of_the_users_own_take_part_and_one_bad_message_fails_alone(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    class Lines:
+        def decode(self, batch: MessageBatch) -> Decoded:
+            origins, lines, failures = [], [], []
+            for index, payload in enumerate(batch.column(layout.PAYLOAD).to_pylist()):
+                if payload == b"crash":
+                    raise RuntimeError("a bug in the user's decoder")
+                if payload == b"refuse":
+                    failures.append(Failure(index=index, stage="decode", error="refused"))
+                    continue
+                for line in payload.splitlines():
+                    origins.append(index)
+                    lines.append(line.decode())
+            fields = pa.RecordBatch.from_pydict({"line": pa.array(lines, pa.string())})
+            return Decoded(fields=fields, messages=pa.array(origins, pa.int32()), failures=tuple(failures))
+
+    def first_letter(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        return pa.array([line[:1] for line in fields.column("line").to_pylist()], pa.string())
+
+    async def scenario() -> None:
+        server = nats_server()
+        payloads = [b"alpha\nbeta", b"crash", b"apple", b"refuse", b"\n".join([b"b"] * 3)]
+        await publish(server.url, [("orders.x", payload, None) for payload in payloads])
+        await capture_all(config(server.url, tmp_path / "archive"), decoder=Lines(), key=first_letter)
+        found = rows(tmp_path / "archive")
+        assert [(row[layout.SEQ], row.get(layout.ROW) or 0, row["line"], row["key"]) for row in found] == [
+            (1, 0, "alpha", "a"),
+            (1, 1, "beta", "a"),  # all rows of a message lie in one block: storing it acknowledges the message
+            (3, 0, "apple", "a"),
+            (5, 0, "b", "b"),
+            (5, 1, "b", "b"),
+            (5, 2, "b", "b"),
+        ]
+        bad = rows(tmp_path / "archive", quarantine=True)
+        assert [(row[layout.SEQ], row["stage"], row[layout.PAYLOAD]) for row in bad] == [
+            (2, "decode", b"crash"),
+            (4, "decode", b"refuse"),
+        ]
+        assert "a bug in the user's decoder" in bad[0]["error"]
+
+    asyncio.run(scenario())
+
+
+def test_the_slow_receive_path_captures_the_same(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        headers = [("A", "1"), ("B", "x"), ("A", "2")]
+        await publish(server.url, [("orders.é", b"%d" % n, headers if n % 2 else None) for n in range(3000)])
+        await capture_all(config(server.url, tmp_path / "fast"))
+        monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: False)
+        await capture_all(config(server.url, tmp_path / "slow", source={"consumer": "slow"}))
+        assert rows(tmp_path / "fast") == rows(tmp_path / "slow")
+        assert len(rows(tmp_path / "slow")) == 3000
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("supported", "owner", "name"), [(True, FrameParser, "_take"), (False, Inbox, "accept")], ids=["fast", "slow"]
+)
+def test_an_error_while_receiving_is_logged_and_the_connection_is_made_again(
+    nats_server: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    supported: bool,
+    owner: type,
+    name: str,
+) -> None:
+    monkeypatch.setattr("jetcapture_py.jetstream.wire.client.supported", lambda: supported)
+    receive = getattr(owner, name)
+
+    def fail_once(*_: Any) -> None:
+        monkeypatch.setattr(owner, name, receive)
+        raise RuntimeError("a bug in the receiver")
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
+        async with running(settings) as capture:
+            await publish(server.url, plain(10))
+            await until(lambda: capture.stats.acked == 10, "it works")
+            monkeypatch.setattr(owner, name, fail_once)
+            await publish(server.url, plain(100))
+            await until(lambda: capture.stats.acked >= 110, "all are stored after all")
+            assert capture.source.reconnects == 1
+        assert len(rows(tmp_path / "archive")) == 110
+
+    asyncio.run(scenario())
+    (failed,) = [record for record in caplog.records if record.msg == "receive.failed"]
+    assert "a bug in the receiver" in str(failed.__dict__)
+
+
+def test_what_is_held_is_known_to_the_keep_alive_from_receipt_to_ack(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, plain(300))
+        store = GatedStore(tmp_path / "archive", StoreError("down"))
+        settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"}, source={"ack_wait": "1s"})
+        async with running(settings, store=store) as capture:
+            await until(lambda: store.attempts >= 2, "the block is on its way to a store that fails")
+            assert len(set(capture.held_replies())) == 300
+            await asyncio.sleep(2.5)
+            assert (await consumer(server.url)).num_redelivered == 0
+            store.error = None
+        assert capture.stats.redelivered == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_decoder_and_a_key_may_be_named_in_the_configuration(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_our_own.py").write_text(
+        "import pyarrow as pa\n"
+        "from jetcapture_py.transform.batch import Decoded\n"
+        "class Upper:\n"
+        "    def decode(self, batch):\n"
+        "        texts = [payload.decode().upper() for payload in batch.column('_nats_payload').to_pylist()]\n"
+        "        return Decoded(fields=pa.RecordBatch.from_pydict({'text': texts}))\n"
+        "def last_letter(batch, fields):\n"
+        "    return pa.array([text[-1] for text in fields.column('text').to_pylist()], pa.string())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.x", b"abc", None), ("orders.x", b"abd", None)])
+        named = {"decode": {"format": "of_our_own:Upper"}, "key": "of_our_own:last_letter"}
+        await capture_all(config(server.url, tmp_path / "archive", **named))
+        assert [(row["text"], row["key"]) for row in rows(tmp_path / "archive")] == [("ABC", "C"), ("ABD", "D")]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ({"decode": {"format": "no_such:thing"}}, "decode: cannot import no_such:thing: ModuleNotFoundError"),
+        ({"key": "json:JSONDecodeErr"}, "key: cannot import json:JSONDecodeErr: AttributeError"),
+        ({"key": "jetcapture_py.archive.layout:FORMAT"}, "key: jetcapture_py.archive.layout:FORMAT is not a function"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_configuration_error_with_its_path(
+    tmp_path: Path, named: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Capture(config("nats://127.0.0.1:1", tmp_path / "archive", **named))
+    assert str(caught.value).startswith(line)

@@ -1,0 +1,132 @@
+"""Pulls against messages of every size: nothing too large to ask for, nothing asked for that is too much to keep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.monitoring.health import health
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, config, connection, publish, rows, running, until
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nats-py's, of connections that break
+
+Start = Callable[..., NatsServer]
+KEPT = {"block": {"max_age": "0.2s"}, "source": {"ack_wait": "10m"}}
+"""What is delivered and lost does not come back within a test."""
+
+
+def noise(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def restart(server: NatsServer, extra_config: str) -> None:
+    server.stop()
+    server.extra_config = extra_config
+    server.start()
+
+
+def pulls(capture: Any) -> int:
+    return sum(lane.pull for lane in capture.source.pulls.slots)
+
+
+async def create_consumer(url: str, **settings: Any) -> None:
+    """Create it with settings that nats-py does not know."""
+    wanted = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": 600 * 10**9, **settings}
+    body = {"stream_name": STREAM, "action": "create", "config": wanted}
+    async with connection(url) as client:
+        await client.request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{CONSUMER}", json.dumps(body).encode())
+
+
+def test_a_message_larger_than_the_server_now_allows_is_captured_and_reported(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        server = nats_server("max_payload: 8MB")
+        large = [noise(7_000_000, seed) for seed in range(2)]
+        await publish(server.url, [("orders.a", b"small", None), ("orders.b", large[0], None)])
+        await publish(server.url, [("orders.c", b"small", None), ("orders.d", large[1], None)])
+        await asyncio.to_thread(restart, server, "")
+        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
+            await until(lambda: capture.stats.acked == 4, "all are captured")
+            assert pulls(capture) < 100, "the same pull is not made again and again"
+            assert health(capture).ready
+        assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"small", large[0], b"small", large[1]]
+        assert [record.message for record in caplog.records].count("pull.too_small") == 1
+
+    with caplog.at_level(logging.WARNING, "jetcapture"):
+        asyncio.run(scenario())
+
+
+def test_messages_larger_than_the_consumer_lets_a_pull_ask_for_are_captured(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", noise(3000 if n % 3 else 10, n), None) for n in range(60)])
+        await create_consumer(server.url, max_bytes=1000)
+        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
+            await until(lambda: capture.stats.acked == 60, "all are captured")
+            assert pulls(capture) < 2000
+            assert health(capture).ready
+        assert capture.stats.redelivered == 0
+        assert len(rows(tmp_path / "archive")) == 60
+
+    asyncio.run(scenario())
+
+
+def test_while_no_message_can_be_delivered_the_capture_is_unready_and_says_so(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server("max_payload: 8MB")
+        await publish(server.url, [("orders.a", noise(7_000_000), None)])
+        await asyncio.to_thread(restart, server, "max_pending: 2MB")  # it drops whoever is sent more than that
+        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
+            await until(lambda: "the next message exceeds" in "".join(health(capture).trouble), "it is reported")
+            assert not health(capture).ready
+            assert pulls(capture) < 200
+            await asyncio.to_thread(restart, server, "")
+            await until(lambda: capture.stats.acked == 1, "it is captured once that is possible", 60)
+            assert health(capture).trouble == ()
+
+    asyncio.run(scenario())
+
+
+def test_a_pull_whose_bytes_are_used_up_exactly_is_followed_by_another(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        count = 200
+        await publish(server.url, [("orders.a", noise(1000, n), None) for n in range(1, count + 1)])
+        ack = len(f"$JS.ACK.{STREAM}.{CONSUMER}.1.100.10.{10**18}.90")  # of most messages from 100 on
+        size = 1000 + len("orders.a") + ack
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": 100}
+        await create_consumer(server.url, max_bytes=size, **start)
+        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
+            await until(lambda: capture.stats.acked == count - 99, "the server says nothing when a pull ends so", 30)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("max_payload", "size", "count"), [(8, 100_000, 800), (8, 8_000_000, 12), (64, 1_000_000, 80), (64, 30_000_000, 4)]
+)
+def test_no_size_of_messages_has_the_server_drop_the_connection(
+    nats_server: Start, tmp_path: Path, max_payload: int, size: int, count: int
+) -> None:
+    async def scenario() -> None:
+        server = nats_server(f"max_payload: {max_payload}MB")
+        payload = noise(size)
+        await publish(server.url, [("orders.a", payload, None)] * count)
+        async with running(config(server.url, tmp_path / "archive", **KEPT)) as capture:
+            await until(lambda: capture.stats.acked == count, "all are captured", 120)
+            assert (capture.source.reconnects, capture.stats.redelivered) == (0, 0)
+        assert "Slow Consumer" not in server.log
+
+    asyncio.run(scenario())

@@ -1,0 +1,411 @@
+"""What the running process answers: metrics, liveness, readiness, and the status page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture import stats
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
+from jetcapture_py.jetstream import source
+from jetcapture_py.monitoring import http as endpoint
+from jetcapture_py.monitoring.http import serve
+from jetcapture_py.store import LocalStore
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, Command, config, publish, running, settings, until
+
+Start = Callable[..., NatsServer]
+
+ASKED_FOR = {
+    "jetcapture_messages_fetched",
+    "jetcapture_messages_stored",
+    "jetcapture_messages_acked",
+    "jetcapture_messages_redelivered",
+    "jetcapture_messages_quarantined",
+    "jetcapture_open_blocks",
+    "jetcapture_blocks_sealed",
+    "jetcapture_stored_rows",
+    "jetcapture_stored_bytes",
+    "jetcapture_oldest_open_block_seconds",
+    "jetcapture_buffered_bytes",
+    "jetcapture_store_seconds",
+    "jetcapture_store_retries",
+    "jetcapture_store_errors",
+    "jetcapture_consumer_pending_messages",
+    "jetcapture_consumer_unacked_messages",
+    "jetcapture_consumer_max_ack_pending",
+    "jetcapture_lag_seconds",
+    "jetcapture_last_store_timestamp_seconds",
+    "jetcapture_reconnects",
+}
+
+
+class MoodyStore(LocalStore):
+    """Refuses with `error`, or does not answer while `hangs` is cleared."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.error: StoreError | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        self.answers.wait(60)
+        if self.error is not None:
+            raise self.error
+        return super().put(name, data)
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+async def asked(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    return await asyncio.to_thread(get, port, path, method)
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Values by name and label values."""
+    return {
+        (sample.name, ",".join(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def ready(port: int, expected: int, words: str) -> None:
+    """Wait until /readyz answers so."""
+
+    async def answers() -> bool:
+        status, body = await asked(port, "/readyz")
+        return status == expected and words in body
+
+    await until(answers, f"/readyz says {expected} {words}")
+
+
+@contextlib.contextmanager
+def taken(port: int) -> Iterator[None]:
+    """Nobody else can listen there."""
+    with socket.socket() as blocker:
+        blocker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody does already, which is as good
+            blocker.bind(("127.0.0.1", port))
+            blocker.listen()
+        yield
+
+
+def test_the_metrics_count_what_has_happened(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        good = [(f"orders.{index % 3}", b'{"a": 1}', None) for index in range(900)]
+        await publish(server.url, [*good, *[("orders.bad", b"{", None)] * 7])
+        store = MoodyStore(tmp_path / "archive")
+        store.error = StoreError("not today")
+        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, block={"max_age": "0.5s"})
+        async with running(wanted, store=store) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == 907 and capture.blocks.open == 4, "all is in blocks")
+                values = samples((await asked(port, "/metrics"))[1])
+                assert values["jetcapture_messages_fetched_total", ""] == 907
+                assert values["jetcapture_messages_quarantined_total", ""] == 7
+                assert values["jetcapture_messages_stored_total", ""] == 0
+                assert values["jetcapture_open_blocks", ""] == 4
+                assert values["jetcapture_open_block_rows", ""] == 907
+                assert values["jetcapture_unacked_messages", ""] == 907
+                assert values["jetcapture_buffered_bytes", ""] > 907 * 8
+                assert 0 < values["jetcapture_oldest_open_block_seconds", ""] < 10
+                await until(lambda: capture.stats.storing.retries > 0, "the store was tried again")
+                store.error = None
+                await until(lambda: capture.stats.acked == 907, "all is acknowledged")
+                await capture.source.refresh()
+                text = (await asked(port, "/metrics"))[1]
+        values = samples(text)
+        for name in ("stored", "acked", "fetched"):
+            assert values[f"jetcapture_messages_{name}_total", ""] == 907
+        assert values["jetcapture_blocks_sealed_total", "age"] == 4
+        assert values["jetcapture_stored_rows_total", ""] == 907
+        assert values["jetcapture_stored_bytes_total", ""] == sum(
+            path.stat().st_size for path in (tmp_path / "archive").rglob("*.parquet")
+        )
+        assert values["jetcapture_store_errors_total", "temporary"] >= 1
+        assert values["jetcapture_store_retries_total", ""] >= 1
+        assert values["jetcapture_store_seconds_count", ""] == 4
+        assert values["jetcapture_store_seconds_bucket", "+Inf"] == 4
+        assert abs(time.time() - values["jetcapture_last_store_timestamp_seconds", ""]) < 30
+        assert values["jetcapture_consumer_max_ack_pending", ""] == wanted.source.max_ack_pending
+        assert values["jetcapture_consumer_ack_floor", ""] == 907
+        assert values["jetcapture_consumer_pending_messages", ""] == 0
+        assert values["jetcapture_lag_seconds", ""] == 0
+        families = list(text_string_to_metric_families(text))
+        assert {family.name for family in families} >= ASKED_FOR
+        labels = {label for family in families for sample in family.samples for label in sample.labels}
+        assert labels == {"version", "stream", "consumer", "reason", "kind", "le"}
+
+    asyncio.run(scenario())
+
+
+def test_the_lag_is_the_age_of_the_oldest_message_that_is_not_stored(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.old", b"", None)])
+        began = time.monotonic()
+        await asyncio.sleep(1.2)
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "1h"})) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == 1, "it is in a block")
+                await publish(server.url, [("orders.new", b"", None)])
+                await until(lambda: capture.stats.received == 2, "so is the next one")
+                assert await capture.source.refresh()
+                lag = samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""]
+                assert 1.2 < lag < time.monotonic() - began + 1
+                capture.send_to_store(
+                    capture.blocks.seal([block for block in capture.blocks if block.id.key == "orders.old"], "age")
+                )
+                await until(lambda: capture.stats.acked == 1, "the old one is stored")
+                assert await capture.source.refresh()
+                assert samples((await asked(port, "/metrics"))[1])["jetcapture_lag_seconds", ""] < lag - 1
+
+    asyncio.run(scenario())
+
+
+def test_readiness_tells_of_a_store_that_refuses_and_of_one_that_hangs(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "SLOW", 0.3)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        store = MoodyStore(tmp_path / "archive")
+        store.error = PermanentStoreError("access denied")
+        wanted = config(server.url, tmp_path / "archive", block={"max_age": "0.1s"})
+        async with running(wanted, store=store) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await ready(port, 503, "storing: access denied")
+                assert samples((await asked(port, "/metrics"))[1])["jetcapture_storing", ""] == 0
+                assert await asked(port, "/livez") == (200, "alive\n")
+                store.error = None
+                await ready(port, 200, "ready")
+                store.answers.clear()
+                await publish(server.url, [("orders.eu", b"", None)])
+                await ready(port, 503, "storing: the store has not answered for ")
+                store.answers.set()
+                await ready(port, 200, "ready")
+                assert samples((await asked(port, "/metrics"))[1])["jetcapture_ready", ""] == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_before(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    class AwayStore(MoodyStore):
+        def probe(self) -> None:
+            if self.error is not None:
+                raise self.error
+            super().probe()
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        store = AwayStore(tmp_path / "archive")
+        store.error = StoreError("not there yet")
+        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
+        capture, stop = whole.state, asyncio.Event()
+        with serve(capture, "127.0.0.1:0") as port:
+            task = asyncio.create_task(whole.run(stop))
+            await ready(port, 503, "storing: not there yet")
+            await until(lambda: capture.stats.storing.errors["temporary"] >= 3, "it is tried again")
+            assert capture.source.fetched == 0
+            assert capture.source.state.unacked == 0
+            store.error = None
+            await ready(port, 200, "ready")
+            await until(lambda: capture.stats.received == 1, "it is pulled")
+            stop.set()
+            await task
+        store.error = PermanentStoreError("access denied")
+        with pytest.raises(PermanentStoreError, match="access denied"):
+            await Capture(config(server.url, tmp_path / "archive"), store=store).run(asyncio.Event())
+        store.error = StoreError("not today")
+        impatient = config(server.url, tmp_path / "archive", store={"retry_for": "0.5s"})
+        with pytest.raises(StoreError, match="not today"):
+            await asyncio.wait_for(Capture(impatient, store=store).run(asyncio.Event()), 60)
+        stop.set()
+        await asyncio.wait_for(Capture(config(server.url, tmp_path / "archive"), store=store).run(stop), 60)
+
+    asyncio.run(scenario())
+
+
+def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(source, "SILENCE", 1.0)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await ready(port, 200, "ready")
+                os.kill(server.pid, signal.SIGSTOP)
+                try:
+                    await ready(port, 503, "consuming: the server does not answer pulls")
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+                await ready(port, 200, "ready")
+                server.stop()
+                await ready(port, 503, "connected: no connection to NATS")
+                server.start()
+                await ready(port, 200, "ready")
+                reconnects = samples((await asked(port, "/metrics"))[1])["jetcapture_reconnects_total", ""]
+                assert reconnects == capture.source.reconnects >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        with serve(Capture(config(server.url, tmp_path / "archive")).state, "127.0.0.1:0") as port:
+            assert await asked(port, "/readyz") == (503, "connected: not connected yet\n")
+            assert samples((await asked(port, "/metrics"))[1])["jetcapture_ready", ""] == 0
+        store = MoodyStore(tmp_path / "archive")
+        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
+        capture, stop = whole.state, asyncio.Event()
+        task = asyncio.create_task(whole.run(stop))
+        with serve(capture, "127.0.0.1:0") as port:
+            await until(lambda: capture.blocks.open == 1, "it has started")
+            store.answers.clear()
+            stop.set()
+            await ready(port, 503, "consuming: draining, no more pulls")
+            store.answers.set()
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.2)
+
+    async def scenario() -> None:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+            answers: list[tuple[int, str]] = []
+            thread = threading.Thread(target=lambda: answers.append(get(port, "/livez")))
+            thread.start()
+            thread.join()  # the loop waits here, and does nothing else
+            assert answers == [(503, "the event loop does not answer\n")]
+            assert await asked(port, "/livez") == (200, "alive\n")
+
+    asyncio.run(scenario())
+
+
+def test_too_many_clients_are_turned_away_and_the_others_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "MOST_CLIENTS", 3)
+
+    async def scenario() -> None:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+            writer.close()
+            for _, each in idle:
+                each.close()
+
+            async def served() -> bool:
+                with contextlib.suppress(http.client.HTTPException, OSError):
+                    return await asked(port, "/livez") == (200, "alive\n")
+                return False
+
+            await until(served, "there is room again")
+
+    asyncio.run(scenario())
+
+
+def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        wanted = config("nats://127.0.0.1:1", tmp_path, source={"consumer": "<b&archive"})
+        with serve(Capture(wanted).state, "127.0.0.1:0") as port:
+            status, page = await asked(port, "/?x=1")
+            assert status == 200
+            assert f"<h1>{STREAM} / &lt;b&amp;archive</h1>" in page
+            assert "<p class=bad>connected: not connected yet</p>" in page
+            assert "<td>Messages received from the server<td><td class=number>0" in page
+            assert "<b&" not in page
+            assert await asked(port, "/", "HEAD") == (200, "")
+            assert (await asked(port, "/etc/passwd"))[0] == 404
+            assert (await asked(port, "/metrics", "POST"))[0] == 501
+
+    asyncio.run(scenario())
+
+
+def test_an_address_that_is_taken_ends_the_process_only_where_it_was_asked_for(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.eu", b"", None)]))
+    wanted = settings(server.url, tmp_path / "archive")
+    with taken(8080), socket.create_server(("127.0.0.1", 0)) as other:
+        listen = f"127.0.0.1:{other.getsockname()[1]}"
+        with Command(tmp_path, {**wanted, "http": {"listen": listen}}, "asked") as command:
+            assert command.start("--until-caught-up").wait() == 1
+            (failed,) = command.events("capture.failed")
+            assert failed["error"] == f"http.listen: cannot listen on {listen}: Address already in use"
+        del wanted["http"]
+        with Command(tmp_path, wanted, "default") as command:
+            assert command.start("--until-caught-up").wait() == 0
+            (off,) = command.events("http.off")
+            assert "127.0.0.1:8080" in off["reason"]
+            (stopped,) = command.events("capture.stopped")
+            assert stopped["acked"] == 1
+
+
+def test_the_command_answers_while_it_runs(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        wanted = settings(server.url, tmp_path / "archive", http={"listen": ":0"})
+        with Command(tmp_path, wanted) as command:
+            command.start()
+            await until(lambda: any(command.events("http.listening")), "it listens")
+            (listening,) = command.events("http.listening")
+            await ready(listening["port"], 200, "ready")
+            values = samples((await asked(listening["port"], "/metrics"))[1])
+            assert values["process_resident_memory_bytes", ""] > 1 << 20
+            assert ("jetcapture_info", f"{CONSUMER},{STREAM},0.1.0") in values
+            command.process.terminate()
+            assert command.wait() == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_address_that_is_not_ours_is_one_clear_line(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "203.0.113.1:80"):
+            pass
+
+    with pytest.raises(JetcaptureError, match=r"^http.listen: cannot listen on 203.0.113.1:80: Cannot assign"):
+        asyncio.run(scenario())

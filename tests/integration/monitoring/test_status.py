@@ -1,0 +1,153 @@
+"""`jetcapture status` tells what the server and the archive know, of all replicas together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py.monitoring.status import _span
+from tests.support.nats_server import NatsServer
+from tests.support.running import capture_all, config, publish, running, settings, until
+
+Start = Callable[..., NatsServer]
+
+
+def command(directory: Path, wanted: dict[str, Any], *options: str) -> list[str]:
+    path = directory / "status.yaml"
+    path.write_text(yaml.safe_dump(wanted))
+    return [sys.executable, "-m", "jetcapture_py", "status", str(path), *options]
+
+
+def status(directory: Path, wanted: dict[str, Any], *options: str, code: int = 0) -> str:
+    done = subprocess.run(command(directory, wanted, *options), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 or done.stdout else done.stderr
+
+
+def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        archive = tmp_path / "archive"
+        wanted = settings(server.url, archive, source={"filter_subjects": ["orders.>", "other.x"]})
+        subjects = ("orders.>", "other.>")
+        await publish(server.url, [("orders.a", b"", None)] * 40 + [("other.y", b"", None)] * 5, subjects=subjects)
+        await capture_all(config(server.url, archive, source={"filter_subjects": ["orders.>", "other.x"]}))
+        found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
+        assert (found["lag"], found["pending"], found["unacked"], found["redelivered"]) == (0, 0, 0, 0)
+        assert (found["delivered"], found["ack_floor"]) == (40, 40)
+        assert found["max_ack_pending"] == 50_000
+        assert found["watermark_seq"] == 40
+        assert (archive / found["last_object"]).is_file()
+        assert found["problems"] == []
+        before = datetime.now(UTC)
+        await publish(server.url, [("other.y", b"", None), ("other.x", b"", None)], subjects=subjects)
+        async with running(config(server.url, archive, source={"filter_subjects": ["orders.>", "other.x"]})) as capture:
+            await until(lambda: capture.blocks.unacked == 1, "it is held")
+            await asyncio.sleep(0.5)
+            found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
+            assert (found["unacked"], found["pending"], found["ack_floor"]) == (1, 0, 40)
+            assert 0.5 < found["lag"] <= (datetime.now(UTC) - before).total_seconds() + 1
+            assert found["waiting_pulls"] >= 1
+            text = await asyncio.to_thread(status, tmp_path, wanted)
+            lines = text.splitlines()
+            assert lines[0].startswith("ORDERS / archive at 20")
+            assert any(line.split()[:4] == ["unacked", "1", "of", "50,000"] for line in lines)
+            assert any(line.startswith("watermark") and "sequence 40" in line for line in lines)
+            assert found["last_object"] in text
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    archive = tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
+    asyncio.run(capture_all(config(server.url, archive)))
+    (archive / "_watermark" / "ORDERS.json").write_text("{")
+    found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
+    assert found["ack_floor"] == 1
+    (problem,) = found["problems"]
+    assert problem.startswith("watermark: the watermark is damaged")
+
+
+def test_a_consumer_that_is_not_there_and_a_server_that_does_not_answer_are_one_line(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
+    wanted = settings(server.url, tmp_path / "archive")
+    assert status(tmp_path, wanted, code=1) == "jetcapture: consumer archive does not exist on stream ORDERS\n"
+    server.stop()
+    assert status(tmp_path, wanted, code=1).startswith("jetcapture: cannot connect to NATS at ")
+    assert not (tmp_path / "archive").exists()
+
+
+def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"", None)])
+        archive = tmp_path / "archive"
+        await capture_all(config(server.url, archive))
+        output = tmp_path / "watched"
+        with output.open("wb") as sink:
+            watching = subprocess.Popen(
+                command(tmp_path, settings(server.url, archive), "--watch", "--json"), stdout=sink, stderr=sink
+            )
+        try:
+
+            def shown() -> list[dict[str, Any]]:
+                return [json.loads(line) for line in output.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+
+            await until(lambda: len(shown()) >= 1, "it shows something")
+            await asyncio.to_thread(server.stop)
+            await until(lambda: "lag" not in shown()[-1], "it says that nobody answers")
+            server.start()
+            await publish(server.url, [("orders.a", b"", None)] * 2)
+            await until(lambda: shown()[-1].get("pending") == 2, "it goes on")
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(60) == 0
+        finally:
+            if watching.poll() is None:
+                os.kill(watching.pid, signal.SIGKILL)
+                watching.wait()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (0.04, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 1 s"), (3600, "1 h"), (90061, "1 d 1 h")],
+)
+def test_spans_of_time_are_short(seconds: float, text: str) -> None:
+    assert _span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"time": "2100-01-01T00:00:00Z"}, "in the future"),
+        ({"stream": "OTHER"}, "the watermark belongs to stream OTHER"),
+    ],
+)
+def test_a_watermark_that_cannot_be_true_is_a_problem(
+    nats_server: Start, tmp_path: Path, changes: dict[str, str], problem: str
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.a", b"", None)] * 40))
+    asyncio.run(capture_all(config(server.url, archive)))
+    mark = archive / "_watermark" / "ORDERS.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), **changes}))
+    found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
+    (said,) = found["problems"]
+    assert problem in said

@@ -1,0 +1,302 @@
+"""What stands in a subject, header, field or key leads nowhere: not on disk, not in a log, a terminal or a page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import MARKER, ObjectName
+from jetcapture_py.config.model import parse
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.monitoring.http import serve
+from spark_jobs.query import table
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    STREAM,
+    Command,
+    capture_all,
+    config,
+    connection,
+    objects,
+    publish,
+    rows,
+    running,
+    settings,
+)
+
+NASTY = (
+    "..",
+    ".",
+    "../..",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/b",
+    "a\\..\\b",
+    "//",
+    "\0",
+    "a\0b",
+    "a\nb",
+    "a\r\nINFO capture.stopped",
+    '"}\n{"level": "error", "event": "forged"',
+    "\x1b[2J\x1b[31mred",
+    "\x9b31m\x85\x7f",
+    "\u2028\u2029\u202egnp.exe",
+    "%2e%2e%2f",
+    "%00",
+    "%",
+    "__HIVE_DEFAULT_PARTITION__",
+    "%5F_HIVE_DEFAULT_PARTITION__",
+    "_quarantine",
+    "_watermark",
+    ".hidden",
+    ".x.tmp",
+    "~root",
+    "-rf",
+    "key=x",
+    "date=2026-01-01",
+    "*?[a-z]{b}",
+    "'; DROP TABLE archive; --",
+    '"quoted" `ticked`',
+    "<script>alert(1)</script>",
+    "${HOME} $(touch pwned) `touch pwned`",
+    "{subject} {{7*7}}",
+    "os:system",
+    "!!python/name:os.system",
+    "&a *a",
+    "=1+1",
+    "007",
+    "null",
+    "größe.日本",
+    "\U0001f600",
+    "x" * 240,
+    " ",
+    " lead and trail ",
+)
+TOO_LONG = ("x" * 241, "/" * 100, "\U0001f600" * 80, "../" * 5000)
+
+
+def document(name: str) -> dict[str, Any]:
+    """A message whose field `region` is the name, and that has a field of that name."""
+    return {"region": name, f"f {name}"[:300]: name, name[:300]: {name[:300]: 1}}
+
+
+def messages() -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Subject, header block and payload of every message."""
+    for name in (*NASTY, *TOO_LONG):
+        words = name.encode().translate(bytes(range(256)), b" \t\r\n\0")
+        token = b".".join(part for part in words[:400].split(b".") if part) or b"none"
+        header = name.encode().replace(b"\r", b"").replace(b"\n", b"")
+        block = b"NATS/1.0\r\nX-Tenant:%b\r\n%b: 1\r\n\r\n" % (header, header.replace(b":", b"") or b"H")
+        yield b"orders." + token, block, json.dumps(document(name)).encode()
+
+
+async def send(url: str) -> int:
+    """Publish them over a bare socket, as a client that checks nothing would; how many the stream has taken."""
+    await publish(url, [])
+    frames = [b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n']
+    for subject, block, payload in messages():
+        head = b"HPUB %b %d %d\r\n" % (subject, len(block), len(block) + len(payload))
+        frames.append(head + block + payload + b"\r\n")
+    host, port = url.removeprefix("nats://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"".join(frames) + b"PING\r\n")
+        answer = b""
+        while not answer.endswith(b"PONG\r\n"):
+            answer += connection.recv(1 << 16)
+    assert b"-ERR" not in answer
+    return await publish(url, [])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("nats")) as started:
+        assert asyncio.run(send(started.url)) == len(NASTY) + len(TOO_LONG)
+        yield started
+
+
+def files(root: Path) -> list[str]:
+    """Everything below `root`, links not followed."""
+    return sorted(str((Path(top) / each).relative_to(root)) for top, _, found in os.walk(root) for each in found)
+
+
+def assert_nothing_but(root: Path, *expected: str) -> None:
+    """Only these files and what is below these directories lies in `root`."""
+    found = {path.split("/")[0] for path in files(root)}
+    assert found <= set(expected)
+    assert not list(root.rglob("pwned"))
+
+
+def test_every_key_is_a_directory_of_its_own_and_comes_back_as_it_was(server: NatsServer, tmp_path: Path) -> None:
+    found = config(
+        server.url, tmp_path / "archive", key="{region}", decode={"format": "json"}, source={"consumer": "regions"}
+    )
+    asyncio.run(capture_all(found))
+    assert_nothing_but(tmp_path, "archive")
+    assert {name.key for name in objects(tmp_path / "archive") if not name.quarantine} == set(NASTY)
+    stored = rows(tmp_path / "archive")
+    assert [row["region"] for row in stored] == [row["key"] for row in stored] == list(NASTY)
+    quarantined = rows(tmp_path / "archive", quarantine=True)
+    assert [json.loads(row[layout.PAYLOAD])["region"] for row in quarantined] == list(TOO_LONG)
+    assert {row["stage"] for row in quarantined} == {"key"}
+    assert all(row["error"].isprintable() for row in quarantined)
+
+
+def test_other_readers_find_the_same_keys(server: NatsServer, tmp_path: Path) -> None:
+    found = config(
+        server.url, tmp_path / "archive", key="{region}", decode={"format": "json"}, source={"consumer": "hive"}
+    )
+    asyncio.run(capture_all(found))
+    partitions = pads.HivePartitioning(
+        pa.schema([(name, pa.string()) for name in layout.PARTITIONS]), segment_encoding="uri"
+    )
+    paths = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive") if not name.quarantine]
+    read = pads.dataset(
+        paths, partitioning=partitions, partition_base_dir=str(tmp_path / "archive" / STREAM), format="parquet"
+    )
+    table = read.to_table(columns=["key", "region"])
+    sent = [None if name == layout.DEFAULT_PARTITION else name for name in table.column("region").to_pylist()]
+    assert table.column("key").to_pylist() == sent, "pyarrow takes the default partition's name for it even if escaped"
+    assert len(set(sent)) == len(NASTY)
+
+
+def test_every_field_name_is_a_column_that_hides_none_of_ours(server: NatsServer, tmp_path: Path) -> None:
+    found = config(server.url, tmp_path / "archive", key="", decode={"format": "json"}, source={"consumer": "fields"})
+    asyncio.run(capture_all(found))
+    (name,) = [each for each in objects(tmp_path / "archive") if not each.quarantine]
+    table = pq.read_table(tmp_path / "archive" / name.path, partitioning=None)
+    assert table.schema.names[: len(layout.ENVELOPE)] == list(layout.ENVELOPE)
+    for row in table.to_pylist():
+        sent = json.loads(row[layout.PAYLOAD])
+        (plain,) = (value for key, value in sent.items() if key.startswith("f "))
+        assert plain in (row[next(key for key in sent if key.startswith("f "))], sent["region"])
+        assert row["region"] == sent["region"]
+
+
+def test_a_root_for_every_key_stays_where_the_address_says(server: NatsServer, tmp_path: Path) -> None:
+    address = f"{tmp_path}/roots/{{key}}/archive"
+    found = config(server.url, address, key="{header.X-Tenant}", source={"consumer": "roots"})
+    asyncio.run(capture_all(found))
+    assert_nothing_but(tmp_path, "roots")
+    stored = [path for path in files(tmp_path / "roots") if path != MARKER]
+    for path in stored:
+        key, archive, rest = path.split("/", 2)
+        name = layout.parse_path(rest)
+        assert archive == "archive"
+        assert name is not None, path
+        if not name.quarantine:
+            assert key.replace("%2E", ".") == layout.escape_key(name.key).replace("%2E", ".")
+        assert key.strip(".")
+    assert len(list((tmp_path / "roots").iterdir())) > len(NASTY) * 0.8
+
+
+def raw_lines(log: bytes) -> list[str]:
+    """The log's lines; nothing in them may move a cursor or end a line."""
+    text = log.decode("utf-8")
+    assert text.endswith("\n")
+    lines = text.removesuffix("\n").split("\n")
+    for line in lines:
+        assert line.isprintable(), ascii(line)
+    return lines
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_no_name_writes_a_line_into_the_log(server: NatsServer, tmp_path: Path, form: str) -> None:
+    found = settings(
+        server.url,
+        tmp_path / "archive",
+        key="{region}",
+        decode={"format": "json", "columns": {"region": "string"}},
+        source={"consumer": f"log-{form}"},
+        log={"format": form, "level": "debug"},
+        store={"concurrency": 1},
+        block={"max_bytes": "1"},  # an object for each message
+    )
+    with Command(tmp_path, found, f"log-{form}") as replica:
+        assert replica.start("--until-caught-up").wait() == 0, replica.log
+    lines = raw_lines((tmp_path / f"log-{form}.log").read_bytes())
+    assert len(lines) < 200
+    events = [json.loads(line)["event"] if form == "json" else line.split(" ")[2] for line in lines]
+    assert set(events) <= {"capture.started", "messages.quarantined", "blocks.stored", "capture.stopped"}
+    assert events.count("capture.stopped") == 1
+
+
+def test_names_on_disk_write_nothing_on_the_terminal(server: NatsServer, tmp_path: Path) -> None:
+    archive, path = tmp_path / "archive", tmp_path / "capture.yaml"
+    data = settings(server.url, archive, key="{region}", decode={"format": "json"}, source={"consumer": "shown"})
+    asyncio.run(capture_all(parse(data)))
+    path.write_text(yaml.safe_dump(data))
+    stored = objects(archive)
+    for name in ("\x1b[2J", "a\nb", "\u202e.parquet", "\x9b31m"):
+        (archive / STREAM / name).write_text("foreign")
+    (archive / stored[3].path).write_bytes(b"damaged")
+    (archive / stored[4].path).unlink()
+    for options in ((), ("--json",)):
+        words = [sys.executable, "-m", "jetcapture_py", "verify", str(path), *options]
+        done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (1, b"")
+        lines = raw_lines(done.stdout)
+        assert "u001b[2J" in "".join(lines)
+        if options:
+            (line,) = lines
+            assert "\x1b[2J" in "".join(json.loads(line)["foreign"])
+
+
+def test_no_name_is_markup_in_the_page_or_a_label_of_the_metrics(nats_server: Callable[..., NatsServer]) -> None:
+    stream, consumer = "A\"'<b&", 'c"}1#<i&lt;'
+
+    async def pages(url: str) -> dict[str, str]:
+        async with connection(url) as client:
+            await client.jetstream().add_stream(name=stream, subjects=["a"])
+        async with running(config(url, "memory://x", source={"stream": stream, "consumer": consumer})) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                return {
+                    path: await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}{path}") for path in ("/", "/metrics")
+                }
+
+    found = asyncio.run(pages(nats_server().url))
+    assert not re.search("<[bi]", found["/"])
+    assert "A&quot;&#x27;&lt;b&amp; / c&quot;}1#&lt;i&amp;lt;" in found["/"]
+    (line,) = (line for line in found["/metrics"].splitlines() if line.startswith("jetcapture_info{"))
+    assert 'stream="A\\"\'<b&"' in line
+    assert 'consumer="c\\"}1#<i&lt;"' in line
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_table_of_results_writes_no_line_and_moves_no_cursor(name: str) -> None:
+    lines = list(table([name, "b"], [[name, None], ["x", name]]))
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_stream_leads_nowhere_either() -> None:
+    for name in (*NASTY, "a b", "a.b", "a/b", ".."):
+        data = settings("nats://127.0.0.1:4222", "/data", source={"stream": name})
+        if re.fullmatch(r"[^\s.*>/\\]+", name) and name.isprintable() and name not in ("_quarantine", "_watermark"):
+            key = ObjectName(
+                stream=parse(data).source.stream, key=None, bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16
+            )
+            assert os.path.normpath(f"/data/{key.path}") == f"/data/{key.path}"
+        else:
+            with pytest.raises(ConfigError, match=r"source\.stream"):
+                parse(data)

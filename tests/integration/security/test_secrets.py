@@ -1,0 +1,364 @@
+"""No secret is ever printed, stored, served, or shown to who lists processes; whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import boto3  # type: ignore[import-untyped]
+import nkeys
+import psutil
+import pytest
+import yaml
+
+from jetcapture_py import cli
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store import open_store
+from jetcapture_py.text import one_line, without_credentials
+from tests.support import s3
+from tests.support.credentials import certificate, seed_of
+from tests.support.nats_server import NatsServer
+from tests.support.running import publish, settings
+
+Start = Callable[..., NatsServer]
+
+PASSWORD, OTHER, TOKEN = "pw-Hn4kq9-x", "pw-Zt7Lm2-x", "tk-Wd8Rs3-x"
+S3_KEY, S3_SECRET, S3_TOKEN = "ak-Qv5Nb1-x", "sk-Jf6Pc0-x", "st-Ye2Gu7-x"
+USERINFO, SAS = "ui-Ka3Xo8-x", "sg-Mi9Db4-x"
+AZURE = base64.b64encode(b"az-Bo1Ts6-x az-Bo1Ts6-x").decode()
+SEED = seed_of(nkeys.PREFIX_BYTE_USER)[0]
+SECRETS = (PASSWORD, OTHER, TOKEN, S3_KEY, S3_SECRET, S3_TOKEN, USERINFO, SAS, AZURE, SEED)
+# what a client writes of them on the wire, and what is easily printed by mistake
+FORMS = {form for secret in SECRETS for form in (secret, base64.b64encode(secret.encode()).decode(), secret[3:9])}
+
+
+def assert_clean(data: bytes | str, where: str) -> None:
+    text = data.decode("utf-8", "backslashreplace") if isinstance(data, bytes) else data
+    for form in FORMS:
+        assert form not in text, f"{where} has {form} in it:\n{text[-3000:]}"
+
+
+def write(directory: Path, name: str, data: dict[str, Any]) -> Path:
+    path = directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def store(endpoint: str, bucket: str = "bucket") -> dict[str, Any]:
+    options = {"key": S3_KEY, "secret": S3_SECRET, "token": S3_TOKEN, "endpoint_url": endpoint}
+    return {"url": f"s3://{bucket}/nats", "options": options, "retry_for": "0.1s"}
+
+
+class Watched:
+    """The real command with all it says in memory, and the command lines of it and its children."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "jetcapture_py", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONWARNINGS": "default", **environment},
+        )
+        self.said = b""
+        self.command_lines: set[str] = set()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+    def look(self) -> None:
+        """Note the command lines as they are now."""
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.process.pid)
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    self.command_lines.add(" ".join(each.cmdline()))
+
+    def until(self, condition: Callable[[], object], what: str, timeout: float = 30) -> None:
+        deadline, look = time.monotonic() + timeout, 0.0
+        while not condition():
+            assert time.monotonic() < deadline, f"still not so that {what}: {self.said!r}"
+            if time.monotonic() > look:
+                self.look()
+                look = time.monotonic() + 0.25  # it asks for every process of the machine
+            time.sleep(0.02)
+
+    def ended(self, timeout: float = 60) -> int:
+        self.until(lambda: self.process.poll() is not None, "it has ended", timeout)
+        self._reader.join()
+        assert_clean(self.said, "what it printed")
+        assert_clean("\n".join(self.command_lines), "a command line")
+        return int(self.process.returncode)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[str]:
+    with s3.serve() as endpoint:
+        with client_of(endpoint) as client:
+            client.create_bucket(Bucket="bucket")
+        yield endpoint
+
+
+@contextlib.contextmanager
+def client_of(endpoint: str) -> Iterator[Any]:
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1"
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def server(nats_server: Start) -> NatsServer:
+    """A server that knows `app` with the password, and lets the tests in without one."""
+    server = nats_server(
+        f"authorization {{ users: [ {{ user: app, password: {PASSWORD} }}, {{ user: test, password: test }} ] }}\n"
+        "no_auth_user: test"
+    )
+    asyncio.run(publish(server.url, [(f"orders.{number}", b"%d" % number, None) for number in range(20)]))
+    return server
+
+
+def fetch(url: str) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return bytes(error.read())
+
+
+def test_a_run_shows_its_secrets_to_nobody(server: NatsServer, moto: str, tmp_path: Path) -> None:
+    data = settings(
+        server.url,
+        "",
+        nats={"user": "app", "password": "${APP_PASSWORD}"},
+        store=store(moto) | {"options": {**store(moto)["options"], "secret": "${S3_SECRET}"}},
+        block={"max_age": "0.1s"},
+        log={"level": "debug"},
+        http={"listen": "127.0.0.1:0"},
+    )
+    path = write(tmp_path, "run", data)
+    with Watched("run", str(path), APP_PASSWORD=PASSWORD, S3_SECRET=S3_SECRET) as replica:
+        replica.until(lambda: b"blocks.stored" in replica.said, "something is stored")
+        port = next(
+            entry["port"] for entry in map(json.loads, replica.said.splitlines()) if entry["event"] == "http.listening"
+        )
+        for page in ("/", "/metrics", "/readyz", "/livez", "/none"):
+            assert_clean(fetch(f"http://127.0.0.1:{port}{page}"), page)
+        replica.process.send_signal(signal.SIGTERM)
+        assert replica.ended() == 0
+    with client_of(moto) as client:
+        names = [entry["Key"] for entry in client.list_objects_v2(Bucket="bucket")["Contents"]]
+        for name in names:
+            assert_clean(name, "the tree")
+            assert_clean(client.get_object(Bucket="bucket", Key=name)["Body"].read(), name)
+    assert any(name.endswith(".parquet") for name in names)
+    assert any(name.endswith(".json") for name in names)
+
+
+def test_a_store_that_refuses_while_it_runs_shows_none(server: NatsServer, moto: str, tmp_path: Path) -> None:
+    secretive = moto.replace("://", f"://me:{USERINFO}@")
+    with client_of(moto) as client:
+        client.create_bucket(Bucket="fleeting")
+        data = settings(
+            server.url,
+            "",
+            nats={"user": "app", "password": PASSWORD},
+            store={"url": "s3://fleeting/x", "options": {"endpoint_url": secretive, "anon": True}},
+            block={"max_age": "0.1s"},
+            log={"level": "debug"},
+            http={"listen": "127.0.0.1:0"},
+            drain_timeout="0.5s",
+        )
+        with Watched("run", str(write(tmp_path, "run", data))) as replica:
+            replica.until(lambda: b"blocks.stored" in replica.said, "something is stored")
+            for entry in client.list_objects_v2(Bucket="fleeting")["Contents"]:
+                client.delete_object(Bucket="fleeting", Key=entry["Key"])
+            client.delete_bucket(Bucket="fleeting")
+            asyncio.run(publish(server.url, [("orders.more", b"more", None)]))
+            replica.until(lambda: b"store.failed" in replica.said, "the store fails")
+            (port,) = re.findall(rb'"port": (\d+)', replica.said)
+            for path in ("/", "/metrics", "/readyz"):
+                assert_clean(fetch(f"http://127.0.0.1:{int(port)}{path}"), path)
+            replica.process.send_signal(signal.SIGTERM)
+            assert replica.ended() == 1
+
+
+def test_a_certificate_that_is_refused_shows_none(nats_server: Start, tmp_path: Path) -> None:
+    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
+    server = nats_server(f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem" }}')
+    data = settings(server.url, tmp_path / "archive", nats={"user": "app", "password": PASSWORD, "tls": {}})
+    with Watched("run", str(write(tmp_path, "tls", data))) as replica:
+        assert replica.ended() == 1
+    assert b"certificate verify failed" in replica.said
+
+
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    """The exit code of a command in this process, and what it has printed."""
+    monkeypatch.setattr(sys, "argv", ["jetcapture", *words])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as error:
+        code = int(error.code or 0)
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"user": "app", "password": OTHER},
+        {"user": SAS, "password": OTHER},
+        {"token": TOKEN},
+        {"nkey_seed": SEED},
+        {"nkey_seed": SAS},
+        {"creds": "CREDS"},
+        {"token_file": "MISSING"},
+    ],
+    ids=lambda login: ",".join(login),
+)
+@pytest.mark.parametrize("words", [("status",), ("status", "--json"), ("verify",)], ids=" ".join)
+def test_a_login_that_is_refused_shows_none(
+    nats_server: Start,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    login: dict[str, str],
+    words: Sequence[str],
+) -> None:
+    server = nats_server(f"authorization {{ user: app, password: {PASSWORD} }}")
+    (tmp_path / "creds").write_text(f"-----BEGIN NATS USER JWT-----\n{TOKEN}\n{SEED}\n")
+    places = {"CREDS": str(tmp_path / "creds"), "MISSING": str(tmp_path / "missing")}
+    login = {name: places.get(value, value) for name, value in login.items()}
+    path = write(tmp_path, "login", settings(server.url, tmp_path / "archive", nats=login))
+    code, said = command(capsys, monkeypatch, words[0], str(path), *words[1:])
+    assert code == 1, said
+    assert said
+    assert_clean(said, " ".join(words))
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("nats", {"servers": [f"nats://me:{USERINFO}@127.0.0.1:4222"]}),
+        ("nats", {"servers": f"nats://{USERINFO}@127.0.0.1:4222"}),
+        ("nats", {"servers": ["${ADDRESS}"]}),
+        ("nats", {"password": PASSWORD}),
+        ("nats", {"user": "app", "password": [PASSWORD]}),
+        ("nats", {"user": "app", "password": PASSWORD, "token": TOKEN}),
+        ("nats", {"pasword": PASSWORD}),
+        ("nats", {"nkey_seed": {SEED: SEED}}),
+        ("store", {"url": f"s3://{S3_KEY}:{S3_SECRET}@bucket/x"}),
+        ("store", {"url": f"az://container/x?sig={SAS}"}),
+        ("store", {"url": "/x", "options": S3_SECRET}),
+        ("store", {"url": "/x", "secret": S3_SECRET}),
+        ("store", {"url": "/x", "concurrency": "${PASSWORD}"}),
+        ("source", {"stream": "${PASSWORD}.x"}),
+        ("source", {"consumer": "${PASSWORD}/x"}),
+        ("source", {"filter_subjects": ["${PASSWORD}. x"]}),
+        ("source", {"start_time": "${PASSWORD}", "deliver_policy": "by_start_time"}),
+        ("source", {"batch": "${PASSWORD}"}),
+        ("nats", {"inbox_prefix": "${PASSWORD} x"}),
+        ("nats", {"tls": "${PASSWORD}"}),
+        ("decode", {"format": "${PASSWORD}"}),
+        ("decode", {"format": "json", "columns": {"a": "${PASSWORD}"}}),
+        ("decode", {"format": "json", "columns": {"a": {"type": "${PASSWORD}", "unit": "${PASSWORD}"}}}),
+        ("key", "{${PASSWORD}"),
+        ("key", "{subject[${PASSWORD}]}"),
+        ("block", {"interval": "${PASSWORD}"}),
+        ("log", {"level": "${PASSWORD}"}),
+        ("http", {"listen": "${ADDRESS}"}),
+        ("limits", {"memory": "${PASSWORD}"}),
+    ],
+)
+def test_a_configuration_that_is_refused_shows_none(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    section: str,
+    values: Any,
+) -> None:
+    monkeypatch.setenv("PASSWORD", PASSWORD)
+    monkeypatch.setenv("ADDRESS", f"nats://me:{USERINFO}@127.0.0.1:4222")
+    path = write(tmp_path, "wrong", settings("nats://127.0.0.1:1", "/archive", **{section: values}))
+    for words in (("run",), ("status",), ("verify",), ("spark", "query")):
+        tail = ["SELECT 1"] if words[0] == "spark" else []
+        option = ["--config"] if words[0] == "spark" else []
+        code, said = command(capsys, monkeypatch, *words, *option, str(path), *tail)
+        assert code == 2, said
+        assert_clean(said, " ".join(words))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"url": "s3://b/x", "options": {"anon": True, "endpoint_url": f"http://me:{USERINFO}@127.0.0.1:1"}},
+        {"url": "s3://b/x", "options": {"key": S3_KEY, "secret": S3_SECRET, "endpoint_url": "http://127.0.0.1:1"}},
+        {"url": "s3://b/x", "options": {"key": [S3_KEY], "secret": {"a": S3_SECRET}}},
+        {"url": "s3://b/x", "options": {"key": S3_KEY, "secret": S3_SECRET, "bogus": S3_TOKEN}},
+        {"url": "az://b/x", "options": {"account_name": "a", "account_key": AZURE[:-3]}},
+        {"url": "az://b/x", "options": {"connection_string": f"AccountKey={AZURE}"}},
+        {
+            "url": "az://b/x",
+            "options": {"account_name": "a", "sas_token": f"?sig={SAS}", "account_host": "127.0.0.1:1"},
+        },
+    ],
+    ids=lambda place: f"{place['url'][:2]}-{'-'.join(place['options'])}",
+)
+def test_a_store_that_cannot_be_used_shows_none(server: NatsServer, tmp_path: Path, place: dict[str, Any]) -> None:
+    if place["url"].startswith("s3"):
+        place["options"].setdefault("config_kwargs", {"retries": {"max_attempts": 0}, "connect_timeout": 1})
+    with pytest.raises(JetcaptureError) as caught:
+        open_store(place["url"], place["options"]).probe()
+    assert_clean(f"{caught.value} {one_line(caught.value)}", "the error")
+
+
+def test_credentials_in_an_address_are_left_out_of_every_error_and_every_line_of_a_library() -> None:
+    assert without_credentials(f"at http://me:{USERINFO}@host:1/x and s3://{USERINFO}@b") == (
+        "at http://***@host:1/x and s3://***@b"
+    )
+    assert without_credentials("mail me@host, see http://host/@x") == "mail me@host, see http://host/@x"
+    group = ExceptionGroup("two", [OSError(f"http://a:{USERINFO}@h/"), ValueError(f"'ftp://{USERINFO}@h'")])
+    assert_clean(one_line(group), "the group")
+
+
+@pytest.mark.spark
+def test_a_job_gives_no_child_a_secret_on_its_command_line(moto: str, tmp_path: Path) -> None:
+    data = settings("nats://127.0.0.1:1", "", nats={"user": "app", "password": PASSWORD}, store=store(moto))
+    path = write(tmp_path, "job", data)
+    with Watched("spark", "query", "--config", str(path), "--engine", "arrow", "SELECT nothing FROM archive") as job:
+        assert job.ended(180) == 1
+    assert any("java" in line for line in job.command_lines)
+    assert b"query: " in job.said

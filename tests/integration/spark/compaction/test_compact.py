@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import read_archive
+from spark_jobs.compact import compact, main
+from spark_jobs.compaction.summary import Summary
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support import s3
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def names(archive: Archive) -> list[layout.ObjectName]:
+    paths = (str(path.relative_to(archive.root)) for path in archive.root.rglob("*.parquet"))
+    return sorted(filter(None, map(layout.parse_path, paths)), key=lambda name: name.path)
+
+
+def at_once(spark: SparkSession, archive: Archive, **more: Any) -> Summary:
+    return compact(spark, archive.url, "ORDERS", **{"older_than": 0, "grace": 0, **more})
+
+
+def content(spark: SparkSession, archive: Archive, **read: Any) -> tuple[dict[str, str], Counter[str]]:
+    """The columns' types, and every row. Spark does not tell `Case` from `case`."""
+    frame = read_archive(spark, archive.url, "ORDERS", **read)
+    frame = frame.toDF(*map(str.lower, frame.columns))
+    rows = (json.dumps(row.asDict(recursive=True), default=repr, sort_keys=True) for row in frame.collect())
+    return dict(frame.dtypes), Counter(rows)
+
+
+NOTHING = pa.array([None], pa.struct({"b": pa.list_(pa.null())}))
+COLUMNS: dict[str, list[dict[str, pa.Array]]] = {
+    "missing": [{"m": pa.array([1], pa.int32())}, {"m": pa.array([2**40])}, {"m": pa.nulls(1)}, {}],
+    "types": [{"t": pa.array([1])}, {"t": pa.array([0.5])}, {"t": pa.array(["x"])}, {"t": pa.array([True])}],
+    "structs": [{"s": pa.array([{"a": 1}])}, {"s": pa.array([{"a": 2, "b": ["x"]}])}, {"s": NOTHING}],
+    "lists": [{"l": pa.array([[1]])}, {"l": pa.array([[]], pa.list_(pa.null()))}, {"w": pa.array(["x"])}],
+    "elements": [{"e": pa.array([[1]])}, {"e": pa.array([[2]], pa.list_(pa.int32()))}, {"e": pa.array(["x"])}],
+    "names": [{"Case": pa.array([1])}, {"case": pa.array([2])}, {"a.b": pa.array([1]), "c`d": pa.array(["x"])}],
+}
+"""Columns of objects that lie side by side under one key."""
+
+
+# every example is four jobs of Spark's
+WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+class TestContent:
+    @settings(max_examples=3, deadline=None, phases=WITHOUT_SHRINKING)
+    @given(
+        blocks=some.lists(
+            some.tuples(
+                some.sampled_from(sorted(COLUMNS)),
+                some.sets(some.tuples(some.integers(1, 20), some.integers(0, 1)), min_size=1, max_size=12),
+                some.integers(0, 3),
+            ),
+            min_size=20,
+            max_size=30,
+        ),
+        target=some.sampled_from([3_000, 6_000, 1 << 20]),
+    )
+    def test_the_archive_reads_the_same_before_and_after(
+        self,
+        spark: SparkSession,
+        tmp_path_factory: pytest.TempPathFactory,
+        blocks: list[tuple[str, set[tuple[int, int]], int]],
+        target: int,
+    ) -> None:
+        archive = Archive(tmp_path_factory.mktemp("archive"))
+        decoded: dict[tuple[str, tuple[int, int]], int] = {}
+        for key, messages, number in blocks:
+            kind = number % len(COLUMNS[key])
+            # all copies of a message are decoded alike, or any of them could be read
+            alike = sorted(each for each in messages if decoded.setdefault((key, each), kind) == kind)
+            if alike:
+                archive.write(
+                    [seq for seq, _ in alike],
+                    key,
+                    timestamps=[HOUR * 1_000_000 + time for _, time in alike],
+                    columns={name: pa.concat_arrays([one] * len(alike)) for name, one in COLUMNS[key][kind].items()},
+                )
+        before = content(spark, archive)
+        summary = at_once(spark, archive, target_size=target)
+        assert summary.errors == ()
+        assert content(spark, archive) == before
+        assert summary.objects_after == len(names(archive))
+        assert at_once(spark, archive, target_size=target).changes == ()
+
+    def test_rows_of_one_message_and_recreated_streams_survive(self, spark: SparkSession, archive: Archive) -> None:
+        moment = HOUR * 1_000_000
+        lines = pa.array([0, 1, 2], pa.int32())
+        archive.write(
+            [1, 1, 1], timestamps=[moment] * 3, columns={layout.ROW: lines, "line": pa.array(["a", "b", "c"])}
+        )
+        archive.write([1, 2], timestamps=[moment + 7, moment + 8], columns={"line": pa.array(["other", None])})
+        archive.write(
+            [1, 1, 1], timestamps=[moment] * 3, columns={layout.ROW: lines, "line": pa.array(["a", "b", "c"])}
+        )
+        archive.write([2, 3], timestamps=[moment + 8, moment + 9], columns={"line": pa.array([None, "last"])})
+        before = content(spark, archive)
+        at_once(spark, archive)
+        assert len(names(archive)) == 1
+        assert content(spark, archive) == before
+        assert len(before[1]) == 6
+
+    def test_the_quarantine_is_compacted_on_request_and_only_then(self, spark: SparkSession, archive: Archive) -> None:
+        for quarantine in (False, True):
+            for number in range(3):
+                fields = {"stage": ["decode"] * 2, "error": [f"bad {number}"] * 2} if quarantine else {}
+                archive.write([number * 2, number * 2 + 1], quarantine=quarantine, **fields)
+        before = content(spark, archive, quarantine=True)
+        at_once(spark, archive)
+        assert [name.quarantine for name in names(archive)] == [False, True, True, True]
+        at_once(spark, archive, quarantine=True)
+        assert [name.quarantine for name in names(archive)] == [False, True]
+        assert content(spark, archive, quarantine=True) == before
+        with pytest.raises(JetcaptureError, match="not divided by key"):
+            at_once(spark, archive, quarantine=True, keys=["a"])
+
+
+class TestChoice:
+    @pytest.fixture
+    def hours(self, archive: Archive) -> Archive:
+        """Two objects to merge for each of two keys in each of three hours."""
+        for key in ("a", None):
+            for hour in range(3):
+                for seq in (1, 2):
+                    archive.write([seq], key, bucket=HOUR + 3600 * hour)
+        return archive
+
+    def test_a_range_of_time_and_keys_are_compacted_alone(self, spark: SparkSession, hours: Archive) -> None:
+        start, end = (datetime.fromtimestamp(HOUR + 3600 * hour, UTC) for hour in (1, 2))
+        summary = at_once(spark, hours, start=start, end=end, keys=[None])
+        assert [(change.key, change.bucket) for change in summary.changes] == [(None, "2026-05-01T13:00:00Z")]
+        assert (summary.objects_before, summary.objects_after) == (2, 1)
+        assert len(names(hours)) == 11
+
+    def test_buckets_that_are_not_old_enough_are_left_alone(self, spark: SparkSession, hours: Archive) -> None:
+        age = datetime.now(UTC).timestamp() - HOUR
+        assert at_once(spark, hours, older_than=age + 1).changes == ()  # not one of them, and no object was opened
+        summary = at_once(spark, hours, older_than=age - 86_400 - 3600)
+        assert [change.bucket[11:13] for change in summary.changes] == ["12", "13", "12", "13"]
+        assert summary.left == {"the bucket is not closed yet": 2}
+
+    def test_buckets_that_are_not_complete_by_the_watermark_are_left_alone(
+        self, spark: SparkSession, hours: Archive
+    ) -> None:
+        known = watermark.Watermark(
+            stream="ORDERS", consumer="c", created="", seq=2, time=datetime.fromtimestamp(HOUR + 2 * 3600, UTC)
+        )
+        path = hours.root / watermark.path("ORDERS")
+        path.parent.mkdir()
+        path.write_bytes(known.encode())
+        said: list[str] = []
+        # a bucket's interval in these objects is a day: none of the three has ended
+        summary = at_once(spark, hours, tell=said.append)
+        assert summary.changes == ()
+        assert said == [
+            f"buckets that end after the watermark, {known.time.isoformat()}, are incomplete and are left alone"
+        ]
+        path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
+        assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
+        assert [change.bucket[11:13] for change in at_once(spark, hours, incomplete=True).changes] == [
+            "14",
+            "12",
+            "13",
+            "14",
+        ]
+
+    def test_a_failure_in_one_group_is_told_and_the_others_are_compacted(
+        self, spark: SparkSession, hours: Archive
+    ) -> None:
+        bad = names(hours)[0]
+        (hours.root / bad.path).write_bytes(b"half an object")
+        summary = at_once(spark, hours)
+        (error,) = summary.errors
+        assert bad.digest in error
+        assert len(summary.changes) == 5
+        assert len(names(hours)) == 7
+
+    def test_sources_stay_for_the_grace_period_and_the_next_run_need_not_wait_again(
+        self, spark: SparkSession, hours: Archive
+    ) -> None:
+        class EndedError(Exception):
+            """The process ended while it waited."""
+
+        def end(line: str) -> None:
+            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers before removing 12 objects", line)
+            raise EndedError
+
+        for _ in range(2):  # the second time everything is written, but not long ago
+            with pytest.raises(EndedError):
+                at_once(spark, hours, grace=300, tell=end)
+            assert len(names(hours)) == 18
+        summary = at_once(spark, hours, grace=0.001, tell=end)
+        assert len(names(hours)) == summary.objects_after == 6
+        assert summary.duplicates == 12
+
+    def test_what_holds_the_messages_must_still_be_there_when_sources_are_removed(
+        self, spark: SparkSession, hours: Archive
+    ) -> None:
+        before = {name.path for name in names(hours)}
+
+        def meddle(_: str) -> None:
+            for name in names(hours):
+                if name.path not in before and name.key == "a":
+                    (hours.root / name.path).unlink()
+
+        summary = at_once(spark, hours, grace=1.5, tell=meddle)
+        assert summary.left == {"another compaction changed it meanwhile": 3}
+        assert Counter((name.key, name.rows) for name in names(hours)) == {("a", 1): 6, (None, 2): 3}
+
+    def test_two_at_the_same_time_with_other_targets_lose_nothing(self, spark: SparkSession, archive: Archive) -> None:
+        for number in range(60):
+            archive.write(list(range(number * 10, number * 10 + 15)), payloads=[b"%d" % number * 50] * 15)
+        summaries: list[Summary] = []
+        for _ in range(2):
+            threads = [
+                threading.Thread(target=lambda size=size: summaries.append(at_once(spark, archive, target_size=size)))
+                for size in (5_000, 12_000)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert content(spark, archive)[1].total() == 605
+        assert [summary.errors for summary in summaries] == [()] * 4
+        at_once(spark, archive, target_size=12_000)
+        assert sum(name.rows for name in names(archive)) == 605
+
+
+class TestCommand:
+    @pytest.fixture
+    def orders(self, archive: Archive) -> Archive:
+        for number in range(4):
+            archive.write([number * 2, number * 2 + 1, number * 2 + 2])
+        archive.write([50], None)
+        return archive
+
+    def test_a_dry_run_shows_the_plan_and_changes_nothing(
+        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = names(orders)
+        assert main([orders.url, "ORDERS", "--dry-run"]) == 0
+        plan, total = capsys.readouterr().out.splitlines()
+        assert plan.startswith('key "a", 2026-05-01T12:00:00Z: 4 objects, 0.0 MiB → 1 objects, ')
+        assert total.startswith("ORDERS: 5 objects, 0.0 MiB → 2 objects, ")
+        assert total.endswith("; 3 duplicate rows would be removed")
+        assert names(orders) == before
+
+    def test_the_summary_is_for_people_or_for_machines(
+        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([orders.url, "ORDERS", "--grace", "0s", "--json"]) == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert (summary["objects_before"], summary["objects_after"], summary["duplicates"]) == (5, 2, 3)
+        assert summary["bytes_before"] > summary["bytes_after"] > 0
+        (change,) = summary["changes"]
+        assert (change["key"], change["objects_before"], change["objects_after"]) == ("a", 4, 1)
+        assert main([orders.url, "ORDERS"]) == 0
+        assert capsys.readouterr().out.startswith("ORDERS: 2 objects, ")
+
+    def test_a_failure_is_one_line_after_the_summary_and_exit_code_1(
+        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        name = next(name for name in names(orders) if name.key == "a")
+        (orders.root / name.path).write_bytes(b"half an object")
+        assert main([orders.url, "ORDERS"]) == 1
+        found = capsys.readouterr()
+        assert found.out.startswith("ORDERS: 5 objects")
+        assert found.err.startswith("compact: cannot read file:///")
+        assert name.digest in found.err
+        assert found.err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["file:///nowhere/at/all", "ORDERS"], "no objects of stream ORDERS under file:///nowhere/at/all"),
+            (["file:///tmp/{key}/x", "ORDERS"], "name one of them"),
+            (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be above 0"),
+            (["file:///tmp", "ORDERS", "--quarantine", "--key", "a"], "not divided by key"),
+        ],
+    )
+    def test_what_cannot_be_done_is_one_line(
+        self, spark: SparkSession, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+    ) -> None:
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("compact: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("option", "value", "message"),
+        [
+            ("--target-size", "1G", "expected 1GiB"),
+            ("--grace", "soon", "such as 15m"),
+            ("--older-than", "-1h", "negative"),
+        ],
+    )
+    def test_a_size_or_duration_that_is_none_is_a_usage_error(
+        self, capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+    ) -> None:
+        with pytest.raises(SystemExit) as raised:
+            main(["file:///tmp", "ORDERS", f"{option}={value}"])
+        assert raised.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_an_archive_in_object_storage_is_compacted_there(
+    spark: SparkSession, archive: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(30):
+        archive.write([number * 2, number * 2 + 1, number * 2 + 2])
+    with s3.serve() as endpoint:
+        url = s3.upload(endpoint, archive.root)
+        words = [url, "ORDERS", "--grace", "0s", "--json", *s3.arguments(endpoint)]
+        assert main(words) == 0
+        summary = json.loads(capsys.readouterr().out)
+        assert (summary["objects_before"], summary["objects_after"], summary["duplicates"]) == (30, 1, 29)
+        assert main(words) == 0
+        assert json.loads(capsys.readouterr().out)["changes"] == []

@@ -1,0 +1,170 @@
+"""One range of a stream is received whole and in order, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream import range_reader
+from spark_jobs.datasource.columns import MessageColumns
+from spark_jobs.datasource.fetch import Fetch
+from spark_jobs.datasource.offsets import Positions, StreamPartition
+from spark_jobs.datasource.options import ReadOptions
+from spark_jobs.datasource.session import Session
+from tests.integration.spark.live import ENVELOPE, Live
+from tests.support.nats_server import NatsServer
+
+MESSAGES = 20_000
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few messages at a time, so that most of a range is still to come when the first ones are there."""
+    monkeypatch.setattr(range_reader, "BATCH", 2000)
+    monkeypatch.setattr(range_reader, "ENOUGH", 500)
+    monkeypatch.setattr(range_reader, "WAITING", 500_000)
+
+
+def sequences(
+    live: Live,
+    options: ReadOptions,
+    *,
+    part: StreamPartition | None = None,
+    between: Callable[[], object] = lambda: None,
+) -> Iterator[int]:
+    """Read a range, by default the whole stream, and do something once its first messages are there."""
+    with Session(options, "test") as session:
+        state = Positions(session, options).state()
+        part = part or StreamPartition(state.first, state.last + 1, state.created)
+        chunks = MessageColumns(options, ENVELOPE).batches(Fetch(session, options, part, bare=False), part)
+        for number, batch in enumerate(chunks):
+            yield from batch.column("_nats_seq").to_pylist()
+            if number == 0:
+                between()
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_server_that_restarts_loses_and_repeats_nothing(live: Live, kill: bool) -> None:
+    live.fill(MESSAGES)
+
+    def restart() -> None:
+        (live.server.kill if kill else live.server.stop)()
+        live.server.start()
+
+    assert list(sequences(live, live.read_options(), between=restart)) == list(range(1, MESSAGES + 1))
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_consumer_that_vanishes_is_replaced(live: Live) -> None:
+    live.fill(MESSAGES)
+
+    def vanish() -> None:
+        (consumer,) = live.consumers()
+        live.do(lambda stream: stream.delete_consumer("ORDERS", consumer))
+
+    assert list(sequences(live, live.read_options(), between=vanish)) == list(range(1, MESSAGES + 1))
+    assert live.consumers() == []
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_the_last_of_each_subject_come_once_although_the_server_restarts(live: Live) -> None:
+    live.fill(MESSAGES)
+
+    def restart() -> None:
+        live.server.stop()
+        live.server.start()
+
+    options = live.read_options(startingOffsets="last_per_subject")
+    part = StreamPartition(1, MESSAGES + 1, created(live, options), per_subject=True)
+    assert list(sequences(live, options, part=part, between=restart)) == list(range(1, MESSAGES + 1))
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_messages_purged_while_they_are_read_are_not_waited_for(live: Live) -> None:
+    live.fill(MESSAGES)
+    read = list(sequences(live, live.read_options(failOnDataLoss="false"), between=live.purge))
+    assert read == list(range(1, len(read) + 1))
+    assert len(read) < MESSAGES
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_stream_created_again_while_it_is_read_is_an_error(live: Live) -> None:
+    live.fill(MESSAGES)
+
+    def recreate() -> None:
+        live.recreate()
+        live.fill(3)
+
+    with pytest.raises(SourceError, match="stream ORDERS was deleted and created again"):
+        list(sequences(live, live.read_options(), between=recreate))
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_server_that_stays_away_is_one_clear_error(live: Live) -> None:
+    live.fill(MESSAGES)
+    with pytest.raises(SourceError, match="NATS did not respond for 1 s: the connection is lost"):
+        list(sequences(live, live.read_options(timeout="1s"), between=live.server.kill))
+
+
+def test_a_server_that_is_not_there_is_one_clear_error(live: Live) -> None:
+    live.server.stop()
+    with pytest.raises(SourceError, match=r"cannot connect to NATS at nats://127\.0\.0\.1:\d+: "):
+        list(sequences(live, live.read_options(timeout="1s")))
+
+
+def test_what_the_login_may_not_do_is_one_clear_error(nats_server: Callable[..., NatsServer]) -> None:
+    permissions = '{ publish: { allow: ["$JS.API.STREAM.>"] } }'
+    live = Live(
+        nats_server(
+            "authorization { users: [ { user: admin, password: s3cret }, "
+            f"{{ user: app, password: s3cret, permissions: {permissions} }} ] }}\nno_auth_user: admin"
+        )
+    )
+    options = live.read_options(user="app", password="s3cret")
+    with pytest.raises(SourceError, match=r"NATS refused: this user may not publish to \$JS\.API\.CONSUMER\.CREATE"):
+        list(sequences(live, options))
+
+
+def test_nothing_of_other_ranges_is_asked_for(live: Live) -> None:
+    live.fill(1000)
+    options = live.read_options()
+    part = StreamPartition(101, 201, created(live, options))
+    with Session(options, "test") as session:
+        received = [chunk for _, chunk in Fetch(session, options, part, bare=False)]
+    assert sum(map(len, received)) == 100
+
+
+def test_holes_anywhere_are_no_obstacle(live: Live) -> None:
+    live.fill(1000)
+    gone = {1, 2, 500, 501, 600, 700, 701, 999, 1000}
+    live.delete(*gone)
+    options = live.read_options(failOnDataLoss="false")
+    for first, end in ((1, 1001), (400, 501), (501, 602), (600, 701), (700, 702), (990, 1001), (999, 1001)):
+        read = list(sequences(live, options, part=StreamPartition(first, end, created(live, options))))
+        assert read == [seq for seq in range(first, end) if seq not in gone]
+
+
+def test_a_stray_message_in_our_inbox_is_ignored(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.fill(10)
+    options = live.read_options()
+    real = Fetch._attach
+
+    async def attach(self: Fetch) -> None:
+        await real(self)
+        stray = "$JS.ACK.ORDERS.another.1.7.7.1700000000000000000.0"
+        await self._connection.publish(f"{self._subject}.1", b"stray", reply=stray)
+        await self._connection.flush()
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Fetch, "_attach", attach)
+    assert list(sequences(live, options)) == list(range(1, 11))
+
+
+def created(live: Live, options: ReadOptions) -> str:
+    """When the stream was created."""
+    with Session(options, "test") as session:
+        return Positions(session, options).state().created

@@ -1,0 +1,229 @@
+"""What a streaming query reads, and where it goes on, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+import pytest
+
+from jetcapture_py.errors import SourceError
+from spark_jobs.datasource import offsets
+from spark_jobs.datasource.offsets import split
+from tests.integration.spark.live import Live, Query
+
+
+def test_batches_follow_each_other_without_a_gap_and_without_one_for_nothing(live: Live) -> None:
+    live.fill(10)
+    with live.query() as query:
+        assert query.batch() == list(range(1, 11))
+        assert query.batch() is None
+        live.fill(5)
+        assert query.batch() == list(range(11, 16))
+        assert query.batch() is None
+        assert query.end == {"stream": "ORDERS", "created": query.start["created"], "seq": 16}
+
+
+def test_an_empty_stream_is_waited_for(live: Live) -> None:
+    with live.query() as query:
+        assert query.batch() == []  # Spark plans a first batch in any case
+        assert query.batch() is None
+        live.fill(2)
+        assert query.batch() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "then"),
+    [
+        ("earliest", [1, 2, 3, 4, 5, 6], [7]),
+        ("latest", [], [7]),
+        ("new", [], [7]),
+        ("last", [6], [7]),
+        ("4", [4, 5, 6], [7]),
+        ("last_per_subject", [3, 5, 6], [7]),
+    ],
+)
+def test_a_query_begins_as_the_deliver_policy_says_and_then_goes_on(
+    live: Live, start: str, first: list[int], then: list[int]
+) -> None:
+    live.send([(f"orders.{name}", b"") for name in "aabcca"])
+    with live.query(startingOffsets=start) as query:
+        assert query.batch() == first
+        live.send([("orders.a", b"")])
+        assert query.batch() == then
+        assert query.batch() is None
+
+
+def test_a_query_begins_at_a_time(live: Live) -> None:
+    live.fill(3)
+    moment = datetime.now(UTC)
+    live.fill(3)
+    with live.query(startingTimestamp=moment.isoformat()) as query:
+        assert query.batch() == [4, 5, 6]
+
+
+def test_the_most_sequences_of_a_batch_are_respected(live: Live) -> None:
+    live.fill(10)
+    with live.query(maxOffsetsPerTrigger="4") as query:
+        assert [query.batch() for _ in range(4)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], None]
+
+
+def leave(live: Live, seqs: Collection[int]) -> None:
+    """Have a stream with these of a thousand sequences."""
+    live.send((f"orders.{'left' if seq in seqs else 'gone'}", b"") for seq in range(1, 1001))
+    live.purge(subject="orders.gone")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gaps are looked for as long as it takes."""
+    monkeypatch.setattr(offsets, "LOOKING", 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("subjects", ["orders.rare", "orders.rare,orders.never"])
+def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live, subjects: str) -> None:
+    live.send([("orders.rare" if number % 100 == 99 else "orders.often", b"") for number in range(300)])
+    with live.query(subjects=subjects, maxOffsetsPerTrigger="2") as query:
+        assert [query.batch() for _ in range(3)] == [[100, 200], [300], None]
+
+
+def test_a_limited_batch_skips_a_gap_however_little_time_there_is(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offsets, "LOOKING", 0.0)
+    leave(live, [1, 1000])
+    with live.query(maxOffsetsPerTrigger="10") as query:
+        assert [query.batch() for _ in range(3)] == [[1], [1000], None]
+
+
+@pytest.mark.usefixtures("patient")
+def test_gaps_do_not_count_in_a_limited_batch(live: Live) -> None:
+    left = [1, 2, 3, 4, 300, 301, 500, *range(990, 996), 1000]
+    leave(live, left)
+    with live.query(maxOffsetsPerTrigger="5") as query:
+        batches = [query.batch() for _ in range(5)]
+    assert batches[-1] is None
+    read = [batch for batch in batches if batch]
+    assert [seq for batch in read for seq in batch] == left
+    assert max(map(len, read)) <= 5
+    assert len(read) <= 4
+
+
+@pytest.mark.parametrize("subjects", ["", "orders.>", ">", "orders.*"])
+def test_the_last_message_is_found_when_later_ones_were_deleted(live: Live, subjects: str) -> None:
+    live.fill(10)
+    live.delete(9, 10)
+    options = {"startingOffsets": "last", **({"subjects": subjects} if subjects else {})}
+    with live.query(**options) as query:
+        assert query.batch() == [8]
+        assert query.batch() is None
+        live.fill(2)
+        assert query.batch() == [11, 12]
+
+
+def test_deleted_messages_at_the_end_make_no_batches(live: Live) -> None:
+    live.fill(10)
+    with live.query() as query:
+        assert query.batch() == list(range(1, 11))
+        live.fill(3)
+        live.delete(11, 12, 13)
+        assert query.batch() is None
+        live.fill(1)
+        assert query.batch() == [14]
+
+
+def test_other_subjects_make_no_batches_until_the_stream_might_forget_the_place(live: Live) -> None:
+    live.fill(100, "orders.mine")
+    with live.query(subjects="orders.mine") as query:
+        assert query.batch() == list(range(1, 101))
+        live.fill(50, "orders.other")
+        assert query.batch() is None
+        live.fill(60, "orders.other")
+        assert query.batch() == []
+        assert query.end is not None
+        assert query.end["seq"] == 211
+        live.purge(seq=150)
+        live.fill(1, "orders.mine")
+        assert query.batch() == [211]
+
+
+def test_available_now_ends_with_what_was_there_when_it_began(live: Live) -> None:
+    live.fill(10)
+    with live.query(maxOffsetsPerTrigger="6") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        live.fill(10)
+        assert [query.batch() for _ in range(3)] == [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10], None]
+
+
+@pytest.mark.parametrize("start", ["latest", "last", "last_per_subject"])
+def test_a_query_killed_in_its_first_batch_reads_that_batch_again(live: Live, start: str) -> None:
+    live.fill(3, "orders.a")
+    with live.query(startingOffsets=start) as killed:
+        killed.reader.initialOffset()
+        live.fill(4, "orders.a")
+        assert killed.plan()
+    live.fill(5, "orders.a")
+    with live.query(startingOffsets=start) as restarted:
+        restarted.next_end = killed.next_end  # what Spark has in its log
+        read = restarted.run()
+        read += restarted.batch() or []
+    expected = {"latest": range(4, 13), "last": range(3, 13), "last_per_subject": range(8, 13)}
+    assert read == list(expected[start])
+
+
+def test_a_query_goes_on_where_its_checkpoint_says(live: Live) -> None:
+    live.fill(5)
+    with live.query(startingOffsets="latest") as query:
+        assert query.batch() == []
+        live.fill(5)
+        assert query.batch() == [6, 7, 8, 9, 10]
+    live.fill(5)
+    with Query(live.read_options(startingOffsets="earliest"), query.end) as restarted:
+        assert restarted.batch() == [11, 12, 13, 14, 15]
+
+
+def test_messages_that_are_gone_end_the_query_or_are_skipped(live: Live) -> None:
+    live.fill(10)
+    with live.query(maxOffsetsPerTrigger="4") as query:
+        assert query.batch() == [1, 2, 3, 4]
+        live.purge(seq=8)
+        with pytest.raises(SourceError, match="messages 5 to 7 of stream ORDERS are gone: it begins with 8"):
+            query.batch()
+    with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
+        assert patient.batch() == [8, 9, 10]
+        live.purge()
+        live.fill(2)
+        assert patient.batch() == [11, 12]
+
+
+def test_a_stream_created_again_ends_the_query_or_is_read_from_its_beginning(live: Live) -> None:
+    live.fill(10)
+    with live.query() as query:
+        assert query.batch() == list(range(1, 11))
+        live.recreate()
+        live.fill(3)
+        with pytest.raises(SourceError, match="stream ORDERS was deleted and created again"):
+            query.batch()
+    with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
+        assert patient.batch() == [1, 2, 3]
+        live.fill(1)
+        assert patient.batch() == [4]
+
+
+def test_a_position_behind_the_end_ends_the_query_or_means_the_end(live: Live) -> None:
+    live.fill(3)
+    with live.query(startingOffsets="9") as query, pytest.raises(SourceError, match="ends with message 3, before 9"):
+        query.batch()
+    with live.query(startingOffsets="9", failOnDataLoss="false") as query:
+        assert query.batch() == []
+        live.fill(1)
+        assert query.batch() == [4]
+
+
+def test_a_range_is_divided_into_equal_parts_without_gaps() -> None:
+    def bounds(first: int, end: int, parts: int | None) -> list[tuple[int, int]]:
+        return [(part.first, part.end) for part in split(first, end, "", parts)]
+
+    assert bounds(1, 11, 3) == [(1, 4), (4, 7), (7, 11)]
+    assert bounds(5, 7, 4) == [(5, 6), (6, 7)]
+    assert bounds(5, 5, 4) == bounds(6, 5, None) == []
+    assert bounds(1, 1000, None) == [(1, 1000)]  # a second task would not pay off

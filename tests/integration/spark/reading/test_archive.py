@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import Dedupe, archive_view, read_archive
+from spark_jobs.reading import objects
+from tests.integration.spark.conftest import HOUR, Archive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark_jobs.reading.objects import Listing
+
+    Schemas = tuple[list[pa.Schema], list[int]]
+
+pytestmark = pytest.mark.spark
+
+KEYS = [
+    "a/b", "x=y", "100%", "{a}", "{a,b}", "é", "日本", "a b", " a ", "__HIVE_DEFAULT_PARTITION__", None, "007", "1.0",
+    "[x]*?", "a,b", "a\\b", "a+b", "a%20b", "_under", ".dot", "..", "~", "a&b;c", "'q'", '"', "2026-01-01", "null", "#",
+]  # fmt: skip
+
+
+def seqs(frame: DataFrame) -> list[int]:
+    return sorted(row[0] for row in frame.select(layout.SEQ).collect())
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(HOUR + seconds, UTC)
+
+
+def columns_of(frame: DataFrame) -> dict[str, str]:
+    return dict(frame.dtypes)
+
+
+MODES: tuple[Dedupe, ...] = ("none", "auto", "full")
+
+
+def plan(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+class TestKeys:
+    def test_every_key_comes_back_as_the_string_it_was(self, spark: SparkSession, archive: Archive) -> None:
+        for number, key in enumerate(KEYS):
+            archive.write([number], key, name=[key])
+        rows = read_archive(spark, archive.url, "ORDERS").select(layout.SEQ, "key", "name").collect()
+        assert {row[0]: row[1] for row in rows} == dict(enumerate(KEYS))
+        assert all(row["key"] == row["name"] for row in rows)
+
+    @pytest.mark.parametrize("key", KEYS)
+    def test_a_key_can_be_asked_for_alone(self, spark: SparkSession, archive: Archive, key: str | None) -> None:
+        archive.write([1], key)
+        archive.write([2], "other")
+        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=[key])) == [1]
+
+    def test_several_keys_can_be_asked_for_and_one_named_twice_is_read_once(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        for number, key in enumerate(["a", "b", None, "c"]):
+            archive.write([number], key)
+        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["a", None, "a"])) == [0, 2]
+
+    def test_an_archive_may_lie_under_a_directory_that_looks_like_a_pattern(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        odd = Archive(archive.root / "a{b,c}[d]* %20é")
+        odd.write([1, 2], "x")
+        assert seqs(read_archive(spark, str(odd.root), "ORDERS")) == [1, 2]
+        assert seqs(read_archive(spark, odd.url, "ORDERS")) == [1, 2]
+
+    def test_partition_columns_are_strings_whatever_the_session_infers(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1], "007")
+        setting = "spark.sql.sources.partitionColumnTypeInference.enabled"
+        before = spark.conf.get(setting)
+        frame = read_archive(spark, archive.url, "ORDERS")
+        row = frame.select("key", "date", "hour").first()
+        assert row is not None
+        assert tuple(row) == ("007", "2026-05-01", "12")
+        assert [columns_of(frame)[name] for name in layout.PARTITIONS] == ["string"] * 3
+        assert spark.conf.get(setting) == before == "true"
+
+
+class TestTimeRange:
+    def test_start_is_inclusive_and_end_exclusive(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 2, 3, 4])
+        stamp = [HOUR * 1_000_000 + number for number in range(5)]
+        start, end = (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=stamp[n]) for n in (2, 4))
+        assert seqs(read_archive(spark, archive.url, "ORDERS", start=start, end=end)) == [2, 3]
+
+    def test_objects_outside_the_range_are_not_opened(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], bucket=HOUR)
+        for offset in (-48 * 3600, 3600):
+            name = archive.write([5], bucket=HOUR + offset)
+            (archive.root / name.path).write_bytes(b"not Parquet")
+        assert seqs(read_archive(spark, archive.url, "ORDERS", start=at(0), end=at(3600))) == [1]
+
+    def test_a_long_bucket_that_began_before_the_start_is_read(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 2], timestamps=[HOUR * 1_000_000, (HOUR + 80_000) * 1_000_000])
+        assert seqs(read_archive(spark, archive.url, "ORDERS", start=at(79_000), end=at(90_000))) == [2]
+
+    def test_a_range_without_messages_gives_no_rows_but_the_columns(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1], amount=[1.5])
+        frame = read_archive(spark, archive.url, "ORDERS", start=at(10 * 86_400))
+        assert frame.count() == 0
+        assert columns_of(frame)["amount"] == "double"
+
+    def test_a_key_without_messages_gives_no_rows_but_the_columns(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], amount=[1.5])
+        frame = read_archive(spark, archive.url, "ORDERS", keys=["unheard of"], columns=["amount", "key"])
+        assert (frame.count(), frame.columns) == (0, ["amount", "key"])
+
+    def test_a_time_without_a_zone_is_refused(self, spark: SparkSession, archive: Archive) -> None:
+        with pytest.raises(JetcaptureError, match="no time zone"):
+            read_archive(spark, archive.url, "ORDERS", start=datetime(2026, 5, 1))
+
+
+class TestDuplicates:
+    def test_a_message_in_two_objects_is_read_once(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 2, 3])
+        archive.write([2, 3, 4])
+        archive.write([10, 11])
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 10, 11]
+
+    def test_same_sequences_at_another_time_are_other_messages(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 2])
+        archive.write([1, 2], timestamps=[HOUR * 1_000_000 + 500, HOUR * 1_000_000 + 501])
+        for dedupe in MODES:
+            assert seqs(read_archive(spark, archive.url, "ORDERS", dedupe=dedupe)) == [1, 1, 2, 2]
+
+    def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_them(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1, 2])
+        archive.write([4, 5])
+        archive.write([1, 2], "b")
+        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
+        archive.write([2, 3, 4])
+        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
+        archive.write([2], timestamps=[HOUR * 1_000_000 + 500])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert "Exchange hash" in plan(frame)
+        assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
+
+    def test_copies_that_alternate_are_told_apart(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write(range(1, 200, 2))
+        archive.write(range(1, 200))
+        archive.write(range(2, 300, 2), "b")
+        archive.write(range(3, 300, 3), "b")
+        expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
+
+    def test_overlaps_of_many_ranges_make_no_larger_a_plan_than_those_of_one(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        expected = []
+        for first, key in enumerate("abcdefghijkl"):
+            archive.write([1000 * first + number for number in range(300) if number % 20 < 10], key)
+            archive.write([1000 * first + number for number in range(290) if number % 20 > 4], key)
+            expected += range(1000 * first, 1000 * first + 290)
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert "Exchange hash" not in plan(frame)
+        assert plan(frame).count(layout.SEQ) < 50
+        assert seqs(frame) == sorted(expected)
+
+    def test_objects_of_one_name_under_two_keys_are_both_read(self, spark: SparkSession, archive: Archive) -> None:
+        for key in "ab":
+            archive.write([1, 2, 3], key)
+            archive.write([3, 4], key)
+        archive.write([9], "b")
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 1, 2, 2, 3, 3, 4, 4, 9]
+        assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["b"])) == [1, 2, 3, 4, 9]
+
+    def test_objects_of_one_name_are_told_apart_where_one_of_them_is_not_read(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1, 2], "a")
+        archive.write([1, 2, 3], "a")
+        archive.write([1, 2], "b")
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 1, 2, 2, 3]
+
+    def test_a_filter_on_the_key_reaches_the_objects_through_the_deduplication(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        for key in "ab":
+            archive.write([1, 2], key)
+            archive.write([2, 3], key)
+        frame = read_archive(spark, archive.url, "ORDERS").where("key = 'a'")
+        assert seqs(frame) == [1, 2, 3]
+        assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))
+
+    def test_copies_under_other_keys_are_dropped_by_the_full_mode_only(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1, 2], "a")
+        archive.write([1, 2], "b")
+        archive.write([2, 3], "a")
+        counts = {mode: read_archive(spark, archive.url, "ORDERS", dedupe=mode).count() for mode in MODES}
+        assert counts == {"none": 6, "auto": 5, "full": 3}
+
+    def test_the_rows_of_one_message_are_not_copies_of_each_other(self, spark: SparkSession, archive: Archive) -> None:
+        when = [HOUR * 1_000_000] * 3
+        for last in (1, 2):
+            row = pa.array([0, 1, 0], pa.int32())
+            archive.write([1, 1, last], timestamps=when, _nats_row=row, line=["x", "y", "z"])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert sorted(tuple(r) for r in frame.select(layout.SEQ, layout.ROW, "line").collect())[:2] in (
+            [(1, 0, "x"), (1, 1, "y")],
+            [(1, 0, "z"), (1, 1, "y")],
+        )
+        assert frame.count() == 3
+
+    def test_columns_chosen_need_not_include_what_deduplication_needs(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1, 2], amount=[1, 2])
+        archive.write([2, 3], amount=[2, 3])
+        frame = read_archive(spark, archive.url, "ORDERS", columns=["amount"])
+        assert sorted(tuple(row) for row in frame.collect()) == [(1,), (2,), (3,)]
+
+    def test_an_unknown_mode_is_refused(self, spark: SparkSession, archive: Archive) -> None:
+        with pytest.raises(JetcaptureError, match="expected auto, full or none"):
+            read_archive(spark, archive.url, "ORDERS", dedupe="maybe")  # type: ignore[arg-type]
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        blocks=some.lists(some.tuples(some.sampled_from("ab"), some.sets(some.integers(1, 12), min_size=1)), min_size=1)
+    )
+    def test_any_overlap_of_blocks_reads_each_message_once(
+        self, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, set[int]]]
+    ) -> None:
+        archive = Archive(tmp_path_factory.mktemp("overlap"))
+        for key, numbers in blocks:
+            archive.write(sorted(numbers), key)
+        expected = sorted({(key, number) for key, numbers in blocks for number in numbers})
+        rows = read_archive(spark, archive.url, "ORDERS").select("key", layout.SEQ).collect()
+        assert sorted(tuple(row) for row in rows) == expected
+
+
+class TestDrift:
+    @pytest.mark.parametrize(
+        ("first", "second", "kind", "values"),
+        [
+            (pa.array([1]), pa.array([1.5]), "double", [1.0, 1.5]),
+            (pa.array([1], pa.int32()), pa.array([2**40]), "bigint", [1, 2**40]),
+            (pa.array([7]), pa.array(["x"]), "string", ["7", "x"]),
+            (pa.array([True]), pa.array([3]), "string", ["3", "true"]),
+            (pa.array([{"a": 1}]), pa.array(["x"]), "string", ["x", '{"a":1}']),
+            (pa.array([[1, 2]]), pa.array([3]), "string", ["3", "[1,2]"]),
+            (pa.array([{"a": 1}]), pa.array([{"a": "x"}]), "string", ['{"a":"x"}', '{"a":1}']),
+            (pa.nulls(1), pa.array(["x"]), "string", [None, "x"]),
+            (pa.nulls(1), pa.nulls(1), "string", [None, None]),
+            (pa.array([[]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [[], ["x"]]),
+            (pa.array([[None]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [[None], ["x"]]),
+            (pa.array(["x"]), pa.array(["x"]).dictionary_encode(), "string", ["x", "x"]),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_types_that_differ_between_objects_meet_in_one_column(
+        self, spark: SparkSession, archive: Archive, first: pa.Array, second: pa.Array, kind: str, values: list[Any]
+    ) -> None:
+        archive.write([1], value=first)
+        archive.write([2], value=second)
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert columns_of(frame)["value"] == kind
+        assert sorted((row["value"] for row in frame.collect()), key=str) == sorted(values, key=str)
+
+    def test_columns_that_only_some_objects_have_are_null_elsewhere(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1], a=[1])
+        archive.write([2], b=["x"])
+        archive.write([3], a=["drifted"], c=[{"x": 1}])
+        rows = read_archive(spark, archive.url, "ORDERS").orderBy(layout.SEQ).select("a", "b", "c").collect()
+        assert [tuple(row) for row in rows] == [("1", None, None), (None, "x", None), ("drifted", None, (1,))]
+
+    def test_structs_with_other_fields_keep_all_fields(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], s=[{"x": 1}], n=[1])
+        archive.write([2], s=[{"y": "a"}], n=["text"])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert columns_of(frame)["s"] == "struct<x:bigint,y:string>"
+        rows = frame.orderBy(layout.SEQ).select("s").collect()
+        assert [row["s"].asDict() for row in rows] == [{"x": 1, "y": None}, {"x": None, "y": "a"}]
+
+    def test_copies_of_a_message_with_drifted_types_are_one_message(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1, 2], value=[1, 2])
+        archive.write([2, 3], value=[2.0, 2.5])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert sorted(row["value"] for row in frame.collect()) == [1.0, 2.0, 2.5]
+
+    def test_names_that_differ_in_case_only_are_one_column(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], Amount=[1])
+        archive.write([2], amount=[2])
+        frame = read_archive(spark, archive.url, "ORDERS")
+        assert sorted(row[0] for row in frame.select("amount").collect()) == [1, 2]
+
+    def test_names_with_dots_and_backticks_are_read(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], columns={"a.b": [1], "c`d": [2]})
+        archive.write([2], columns={"a.b": ["x"], "c`d": [2]})
+        frame = read_archive(spark, archive.url, "ORDERS", columns=["a.b", "c`d"])
+        assert sorted(tuple(row) for row in frame.collect()) == [("1", 2), ("x", 2)]
+
+    def test_the_envelope_comes_first_and_the_partitions_last(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1], z=[1])
+        archive.write([2], z=[1], a=[1], _nats_row=pa.array([0], pa.int32()))
+        expected = [*layout.ENVELOPE, layout.ROW, "z", "a", *layout.PARTITIONS]
+        assert read_archive(spark, archive.url, "ORDERS").columns == expected
+
+    def test_a_type_that_spark_cannot_read_is_named_and_can_be_left_out(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        archive.write([1], clock=pa.array([1], pa.time64("us")))
+        with pytest.raises(JetcaptureError, match="column clock is time64"):
+            read_archive(spark, archive.url, "ORDERS")
+        assert read_archive(spark, archive.url, "ORDERS", columns=[layout.SEQ]).count() == 1
+
+
+class TestArchive:
+    def test_other_engines_count_the_same_rows(self, spark: SparkSession, archive: Archive) -> None:
+        for number, key in enumerate(KEYS):
+            archive.write([number * 2, number * 2 + 1], key, bucket=HOUR + 3600 * (number % 3))
+        directory = archive.root / "ORDERS"
+        expected = 2 * len(KEYS)
+        assert read_archive(spark, archive.url, "ORDERS").count() == expected
+        query = f"SELECT count(*) FROM read_parquet('{directory}/**/*.parquet', hive_partitioning=true)"
+        assert duckdb.connect().execute(query).fetchall() == [(expected,)]
+        assert ds.dataset(directory, partitioning="hive").count_rows() == expected
+        frame = pl.scan_parquet(directory, hive_partitioning=True).select(pl.len()).collect()
+        assert frame.item() == expected
+
+    def test_headers_and_payloads_are_lossless(self, spark: SparkSession, archive: Archive) -> None:
+        payload = bytes(range(256))
+        archive.write([1], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[payload])
+        row = read_archive(spark, archive.url, "ORDERS").first()
+        assert row is not None
+        assert row[layout.HEADERS] == {"A": ["1", "2"], "B": [""]}
+        assert bytes(row[layout.PAYLOAD]) == payload
+
+    def test_the_quarantine_is_read_on_request_and_only_then(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1])
+        archive.write([2, 3], quarantine=True, stage=["decode"] * 2, error=["bad"] * 2)
+        archive.write([3, 4], quarantine=True, stage=["decode"] * 2, error=["bad"] * 2)
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1]
+        frame = read_archive(spark, archive.url, "ORDERS", quarantine=True)
+        assert seqs(frame) == [2, 3, 4]
+        assert frame.columns[-4:] == ["stage", "error", "date", "hour"]
+        with pytest.raises(JetcaptureError, match="not divided by key"):
+            read_archive(spark, archive.url, "ORDERS", quarantine=True, keys=["a"])
+
+    def test_foreign_and_unfinished_files_are_passed_over(self, spark: SparkSession, archive: Archive) -> None:
+        name = archive.write([1])
+        directory = (archive.root / name.path).parent
+        (directory / f".{name.path.rsplit('/', 1)[1]}.tmp").write_bytes(b"half")
+        for foreign in (directory, directory.parent, directory.parents[1], archive.root / "ORDERS"):
+            (foreign / "notes.parquet").write_bytes(b"no")
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1]
+
+    def test_an_archive_without_objects_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
+        with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under file:///"):
+            read_archive(spark, archive.url, "ORDERS")
+        archive.write([1], stream="OTHER")
+        with pytest.raises(JetcaptureError, match=r"no archive of stream ORDERS .*; there are: OTHER"):
+            read_archive(spark, archive.url, "ORDERS")
+        with pytest.raises(JetcaptureError, match="no archive of stream ORDERS"):
+            read_archive(spark, archive.url, "ORDERS", quarantine=True)
+
+    def test_an_empty_quarantine_is_a_table_without_rows(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1])
+        frame = read_archive(spark, archive.url, "ORDERS", quarantine=True, start=at(0), columns=["stage", "date"])
+        assert (frame.count(), frame.columns) == (0, ["stage", "date"])
+
+    def test_a_store_that_spark_has_no_file_system_for_is_a_clear_error(self, spark: SparkSession) -> None:
+        with pytest.raises(JetcaptureError, match="Spark cannot read memory:// URLs"):
+            read_archive(spark, "memory://archive", "ORDERS")
+        with pytest.raises(JetcaptureError, match="cannot open nonsense://"):
+            read_archive(spark, "nonsense://archive", "ORDERS")
+
+    def test_an_unknown_column_is_a_clear_error(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1])
+        with pytest.raises(JetcaptureError, match="no column amuont; it has _nats_stream"):
+            read_archive(spark, archive.url, "ORDERS", columns=["amuont"])
+
+    def test_a_damaged_object_is_named(self, spark: SparkSession, archive: Archive) -> None:
+        name = archive.write([1])
+        (archive.root / name.path).write_bytes(b"half an object")
+        with pytest.raises(JetcaptureError, match=name.digest):
+            read_archive(spark, archive.url, "ORDERS")
+
+    def test_an_object_that_appears_while_it_is_planned_is_not_read_by_half(
+        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        archive.write([1, 2])
+        schemas = objects.Archive.schemas
+
+        def late(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
+            archive.write([2, 3])
+            return schemas(self, names, listing)
+
+        monkeypatch.setattr(objects.Archive, "schemas", late)
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
+        monkeypatch.undo()
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
+
+    def test_objects_that_are_replaced_while_they_are_planned_are_listed_again(
+        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sources = [archive.write([1, 2]), archive.write([3])]
+        schemas = objects.Archive.schemas
+
+        def compacted(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
+            if names == sources:
+                archive.write([1, 2, 3])
+                for source in sources:
+                    (archive.root / source.path).unlink()
+            return schemas(self, names, listing)
+
+        monkeypatch.setattr(objects.Archive, "schemas", compacted)
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
+
+    def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 2], stream="MY-ORDERS", amount=[1, 2])
+        archive_view(spark, archive.url, "MY-ORDERS", keys=["a"])
+        assert [row.asDict() for row in spark.sql("SELECT sum(amount) AS s FROM my_orders").collect()] == [{"s": 3}]
+        archive_view(spark, archive.url, "MY-ORDERS", name="mine")
+        assert spark.table("mine").count() == 2
+
+    def test_thousands_of_objects_are_opened_in_seconds(self, spark: SparkSession, archive: Archive) -> None:
+        for number in range(2000):
+            archive.write([number], f"k{number % 50}", bucket=HOUR + 60 * (number // 50), v=[number])
+        began = time.monotonic()
+        frame = read_archive(spark, archive.url, "ORDERS")
+        opened = time.monotonic() - began
+        assert frame.count() == 2000
+        assert opened < 30

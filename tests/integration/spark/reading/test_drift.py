@@ -1,0 +1,107 @@
+"""Which type `read_archive` gives a column that objects store with different types, and that no value changes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+
+from jetcapture_py.archive import layout
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.archive import Engine, read_archive
+from tests.integration.spark.conftest import Archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def decimals(value: str, precision: int, scale: int) -> pa.Array:
+    return pa.array([Decimal(value)], pa.decimal128(precision, scale))
+
+
+def map_of(key: pa.DataType, value: pa.DataType, entries: list[tuple[Any, Any]]) -> pa.Array:
+    return pa.array([entries], pa.map_(key, value))
+
+
+UNSIGNED = pa.array([2**64 - 1], pa.uint64())
+STRUCT = pa.array([{"a": 1, "b": None}])
+CASES: dict[str, tuple[pa.Array, pa.Array, str, Any, Any]] = {
+    "decimals": (
+        *(decimals("1.5", 10, 2), decimals("0.0001", 12, 4), "decimal(12,4)"),
+        *(Decimal("1.5"), Decimal("0.0001")),
+    ),
+    "decimal and integer": (
+        *(decimals("99999999.99", 10, 2), pa.array([2**63 - 1]), "decimal(21,2)"),
+        *(Decimal("99999999.99"), Decimal(2**63 - 1)),
+    ),
+    "decimal and small integer": (
+        *(decimals("0.25", 3, 2), pa.array([127], pa.int8()), "decimal(5,2)"),
+        *(Decimal("0.25"), Decimal(127)),
+    ),
+    "uint64 and int64": (UNSIGNED, pa.array([-(2**63)]), "decimal(20,0)", Decimal(2**64 - 1), Decimal(-(2**63))),
+    "uint64 and decimal": (UNSIGNED, decimals("0.5", 2, 1), "decimal(21,1)", Decimal(2**64 - 1), Decimal("0.5")),
+    "uint64 and double": (pa.array([7], pa.uint64()), pa.array([0.5]), "double", 7.0, 0.5),
+    "no decimal holds both": (decimals("1", 38, 0), decimals("0.5", 38, 10), "string", "1", "0.5000000000"),
+    "decimal and double": (decimals("1.5", 10, 2), pa.array([0.5]), "string", "1.50", "0.5"),
+    "map with integers for keys": (
+        *(map_of(pa.int32(), pa.null(), [(1, None)]), map_of(pa.int32(), pa.string(), [(2, "x")]), "map<int,string>"),
+        *({1: None}, {2: "x"}),
+    ),
+    "map and text": (map_of(pa.int32(), pa.int64(), [(1, 2)]), pa.array(["x"]), "string", '{"1":2}', "x"),
+    "null that became a struct": (
+        *(STRUCT, pa.array([{"b": {"c": 1}}]), "struct<a:bigint,b:struct<c:bigint>>"),
+        *(Row(a=1, b=None), Row(a=None, b=Row(c=1))),
+    ),
+    "null in a list": (
+        *(pa.array([[{"a": None}]]), pa.array([[{"b": [1]}]]), "array<struct<a:string,b:array<bigint>>>"),
+        *([Row(a=None, b=None)], [Row(a=None, b=[1])]),
+    ),
+    "timestamp and text": (
+        *(pa.array([1_500_000], pa.timestamp("us", "UTC")), pa.array(["x"]), "string"),
+        *("1970-01-01T00:00:01.500000Z", "x"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_types_meet_where_no_value_changes(spark: SparkSession, archive: Archive, case: str) -> None:
+    first, second, kind, *values = CASES[case]
+    archive.write([1], value=first)
+    archive.write([2], value=second)
+    frame = read_archive(spark, archive.url, "ORDERS", columns=["value", layout.SEQ])
+    assert dict(frame.dtypes)["value"] == kind
+    assert [row["value"] for row in frame.orderBy(layout.SEQ).collect()] == values
+
+
+@pytest.mark.parametrize("engine", ["spark", "arrow"])
+def test_fields_of_structs_that_differ_in_case_only_are_one_field(
+    spark: SparkSession, archive: Archive, engine: Engine
+) -> None:
+    archive.write([1], s=[{"id": 1, "t": [{"X": 1}]}])
+    archive.write([2], s=[{"ID": 2, "t": [{"x": 2}]}])
+    frame = read_archive(spark, archive.url, "ORDERS", engine=engine)
+    assert dict(frame.dtypes)["s"] == "struct<id:bigint,t:array<struct<X:bigint>>>"
+    found = frame.orderBy(layout.SEQ).select("s.id", "s.ID", "s.t.x").collect()
+    assert [tuple(row) for row in found] == [(1, 1, [1]), (2, 2, [2])]
+
+
+def test_fields_of_one_struct_that_differ_in_case_only_need_a_case_sensitive_session(
+    spark: SparkSession, archive: Archive
+) -> None:
+    archive.write([1], list=[[{"id": 1, "ID": 2}]], other=[3])
+    with pytest.raises(JetcaptureError) as raised:
+        read_archive(spark, archive.url, "ORDERS")
+    expected = "column list has fields id and ID, which differ in case only: set spark.sql.caseSensitive=true"
+    assert str(raised.value) == expected
+    assert read_archive(spark, archive.url, "ORDERS", columns=["other"]).collect() == [Row(other=3)]
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        frame = read_archive(spark, archive.url, "ORDERS").select("list.id", "list.ID")
+        assert [tuple(row) for row in frame.collect()] == [([1], [2])]
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")

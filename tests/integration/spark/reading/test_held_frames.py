@@ -1,0 +1,154 @@
+"""A frame of `read_archive` that is kept while the archive changes: the objects of its plan, or "read it again"."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from jetcapture_py.archive import layout
+from spark_jobs.archive import archive_view, read_archive
+from spark_jobs.job import guarded
+from spark_jobs.reading import scan
+from tests.held_reads import RIGHT, held_reads, wrong
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.archives import merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jetcapture_py.archive.layout import ObjectName
+
+pytestmark = pytest.mark.spark
+
+CREATED = {"stream_created": "2024-01-01T00:00:00Z"}
+READ_AGAIN = re.compile(
+    r"has changed: this was planned from 6 objects, of which it finds 4; .*: read it again", re.MULTILINE
+)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames count their objects right from the start."""
+    monkeypatch.setattr(scan, "TRUSTED", timedelta(0))
+
+
+@pytest.fixture
+def view(spark: SparkSession) -> Iterator[str]:
+    yield "held"
+    spark.catalog.dropTempView("held")
+
+
+def seqs(frame: DataFrame) -> list[int]:
+    return sorted(row[0] for row in frame.select(layout.SEQ).collect())
+
+
+def orders(archive: Archive, blocks: Sequence[Sequence[int]], key: str = "a", **more: Any) -> list[ObjectName]:
+    return [archive.write(block, key, metadata=CREATED, **more) for block in blocks]
+
+
+def test_a_refreshed_view_does_not_gain_what_was_stored_since(spark: SparkSession, archive: Archive, view: str) -> None:
+    sources = orders(archive, [[1, 2], [3, 4], [5, 6]])
+    frame = archive_view(spark, archive.url, "ORDERS", view)
+    archive.write([7, 8])  # the capture goes on, here and in an hour that is new
+    archive.write([9], bucket=HOUR + 3600)
+    merge(archive.root, sources, keep=True)  # a compaction in its grace period
+    spark.sql(f"REFRESH TABLE {view}")
+    spark.catalog.refreshByPath(f"{archive.url}/ORDERS")
+    assert seqs(frame) == seqs(spark.table(view)) == [1, 2, 3, 4, 5, 6]
+    assert seqs(read_archive(spark, archive.url, "ORDERS")) == list(range(1, 10))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("refresh", [False, True])
+def test_a_frame_whose_objects_were_replaced_fails_and_says_read_it_again(
+    spark: SparkSession, archive: Archive, view: str, refresh: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = orders(archive, [[1, 2], [3, 4]])
+    orders(archive, [[5, 6], [6, 7]], "b")  # overlapping
+    orders(archive, [[10]], "c", timestamps=[5])
+    orders(archive, [[10]], "c", timestamps=[6])  # compared by Spark
+    frame = archive_view(spark, archive.url, "ORDERS", view)
+    assert seqs(frame) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
+    merge(archive.root, sources)
+    if refresh:
+        spark.sql(f"REFRESH TABLE {view}")
+    for held in (frame, spark.table(view), frame.where("key = 'a'"), frame.where(f"{layout.SEQ} = 3")):
+        with pytest.raises((PySparkException, Py4JError)) as raised:
+            held.collect()
+        assert READ_AGAIN.search(str(raised.value))
+    assert guarded("query", frame.count) == 1
+    line = capsys.readouterr().err
+    assert line == (
+        f"query: {archive.url} has changed: this was planned from 6 objects, of which it finds 4; "
+        "the others were compacted or removed since: read it again\n"
+    )
+    assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
+
+
+@pytest.mark.usefixtures("counted")
+def test_missing_objects_are_missed_though_the_session_ignores_missing_files(
+    spark: SparkSession, archive: Archive, view: str
+) -> None:
+    orders(archive, [[1, 2], [3, 4]])
+    gone = archive.write([5], "b")
+    frame = archive_view(spark, archive.url, "ORDERS", view)
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        (archive.root / gone.path).unlink()
+        for _ in range(2):
+            with pytest.raises((PySparkException, Py4JError), match="read it again"):
+                frame.count()
+            spark.sql(f"REFRESH TABLE {view}")
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_directory_that_is_gone_is_missed_by_queries_of_its_key_alone(
+    spark: SparkSession, archive: Archive, view: str
+) -> None:
+    orders(archive, [[1, 2]])
+    orders(archive, [[3]], "b")
+    frame = archive_view(spark, archive.url, "ORDERS", view)
+    shutil.rmtree(archive.root / "ORDERS" / "key=b")
+    spark.sql(f"REFRESH TABLE {view}")
+    for held in (frame, spark.table(view)):
+        with pytest.raises((PySparkException, Py4JError), match="read it again"):
+            held.where("key = 'b'").collect()
+
+
+def test_a_cached_frame_does_not_stand_for_one_that_is_read_later(spark: SparkSession, archive: Archive) -> None:
+    orders(archive, [[1, 2]])
+    held = read_archive(spark, archive.url, "ORDERS").cache()
+    try:
+        assert seqs(held) == [1, 2]
+        orders(archive, [[3]])
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
+        assert seqs(held) == [1, 2]
+    finally:
+        held.unpersist()
+
+
+def test_an_object_of_a_planned_name_under_another_key_is_not_read(
+    spark: SparkSession, archive: Archive, view: str
+) -> None:
+    orders(archive, [[1, 2]])
+    frame = archive_view(spark, archive.url, "ORDERS", view)
+    orders(archive, [[1, 2]], "b")
+    spark.sql(f"REFRESH TABLE {view}")
+    assert seqs(frame) == seqs(spark.table(view)) == [1, 2]
+
+
+def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(spark: SparkSession, tmp_path: Path) -> None:
+    outcomes = held_reads(spark, tmp_path / "archive", 15, 1)
+    assert not wrong(outcomes), outcomes
+    assert outcomes[RIGHT] > 0

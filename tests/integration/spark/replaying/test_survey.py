@@ -1,0 +1,195 @@
+"""What a replay looks at before it publishes: the same on a terminal, under cron and in `query --to-nats`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pytest
+
+from jetcapture_py.errors import JetcaptureError, SourceError
+from spark_jobs import query
+from spark_jobs.archive import read_archive
+from spark_jobs.replay import main, replay
+from spark_jobs.replaying.rows import rows_of
+from tests.integration.spark.conftest import Archive
+from tests.support.nats_server import NatsServer
+from tests.support.replays import add_stream, ask, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+Start = Callable[..., NatsServer]
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def server(nats_server: Start) -> NatsServer:
+    """A server with a stream REPLAY over `replay.>`."""
+    server = nats_server()
+    add_stream(server.url)
+    return server
+
+
+def last_seq(server: NatsServer, stream: str = "REPLAY") -> int:
+    return int(ask(server.url, f"STREAM.INFO.{stream}")["state"]["last_seq"])
+
+
+@pytest.fixture
+def without_region(archive: Archive) -> Archive:
+    """A thousand messages, the last of which has no region."""
+    archive.write(list(range(1, 1001)), region=["eu"] * 999 + [None])
+    return archive
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_message_without_a_subject_stops_a_replay_before_anything_is_published(
+    without_region: Archive, server: NatsServer, capsys: Said, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    arguments = [without_region.url, "ORDERS", "--servers", server.url, "--subject", "replay.{region}"]
+    assert main(arguments) == 1
+    expected = "replay: 1 row has no subject: region is null in message 1000 of stream ORDERS; nothing was published\n"
+    assert capsys.readouterr().err == expected
+    assert last_seq(server) == 0
+
+
+def test_rows_of_a_query_are_looked_at_alike(without_region: Archive, server: NatsServer, capsys: Said) -> None:
+    sql = "SELECT region, count(*) AS n FROM archive GROUP BY region ORDER BY region DESC"
+    arguments = [without_region.url, "ORDERS", sql, "--servers", server.url, "--to-nats", "replay.{region}"]
+    assert query.main(arguments) == 1
+    assert capsys.readouterr().err == (
+        'query: 1 row has no subject: region is null in {"region":null,"n":1}; nothing was published\n'
+    )
+    assert last_seq(server) == 0
+    for wrong, why in (("a b", "tokens are separated"), ("*", "a message cannot be published to a wildcard")):
+        sql = f"SELECT explode(array('eu', '{wrong}')) AS region"
+        assert query.main([without_region.url, "ORDERS", sql, *arguments[3:]]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"query: invalid subject 'replay.{wrong}': {why}")
+        assert error.endswith(f' in {{"region":"{wrong}"}}; nothing was published\n')
+        assert last_seq(server) == 0
+
+
+def test_without_the_survey_the_task_names_row_and_column(
+    without_region: Archive, server: NatsServer, capsys: Said
+) -> None:
+    arguments = [without_region.url, "ORDERS", "--servers", server.url, "--no-survey"]
+    assert main([*arguments, "--subject", "replay.{region}"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    text = "replay: a row has no subject: region is null in message 1000 of stream ORDERS; replay id "
+    assert error.startswith(text)
+    sql = "SELECT CAST(NULL AS string) AS a, 7 AS n"
+    where = ["--servers", server.url, "--to-nats", "replay.{a}", "--no-survey"]
+    assert query.main([without_region.url, "ORDERS", sql, *where]) == 1
+    assert capsys.readouterr().err.startswith('query: a row has no subject: a is null in {"a":null,"n":7}')
+
+
+def test_every_part_of_a_subject_that_is_null_is_named(spark: SparkSession, server: NatsServer) -> None:
+    sql = "SELECT map('A', array('x')) AS _nats_headers, 'orders.new' AS _nats_subject, CAST(NULL AS int) AS n, 1 AS b"
+    for template, part in (
+        ("replay.{header.B}", "header.B"),
+        ("replay.{subject[2]}", "subject[2]"),
+        ("replay.{subject}.{n}", "n"),
+    ):
+        with pytest.raises(SourceError, match=re.escape(f"1 row has no subject: {part} is null in ")):
+            replay(spark.sql(sql), server.url, template)
+    assert last_seq(server) == 0
+
+
+def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, capsys: Said) -> None:
+    created = ask(server.url, "STREAM.INFO.REPLAY")["created"]
+    archive.write([1], metadata={"stream_created": created})
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}", "--no-survey"]
+    assert main(arguments) == 1
+    assert "would archive its own messages again" in capsys.readouterr().err
+    assert last_seq(server) == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): it would remove the first of the 9 published again"),
+        (
+            {"max_msgs": 10, "discard": "new", "held": 5},
+            "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
+        ),
+        ({"max_bytes": 1000}, "keeps 1,000 bytes (max_bytes): of the 9 published with about "),
+        ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
+        (
+            {"max_msg_size": 99},
+            "accepts messages of at most 99 bytes (max_msg_size): it would refuse some of up to 100 bytes",
+        ),
+        (
+            {"max_msgs_per_subject": 4},
+            "keeps 4 messages per subject (max_msgs_per_subject): up to 5 are published to one subject",
+        ),
+        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
+        ({"retention": "interest"}, "keeps nothing: it has interest retention and no consumer"),
+        ({"max_msgs": 9, "max_msgs_per_subject": 5, "max_bytes": 100_000, "max_msg_size": 2000, "max_age": 3600}, None),
+        ({"max_msgs": 9, "held": 5}, None),
+        ({"max_msgs": 1, "subject": "replay.us.>"}, None),
+    ],
+    ids=str,
+)
+def test_limits_that_drop_what_comes_are_warned_of(
+    archive: Archive, nats_server: Start, capsys: Said, limits: dict[str, Any], expected: str | None
+) -> None:
+    held, rate, subject = limits.pop("held", 0), limits.pop("rate", None), limits.pop("subject", "replay.>")
+    server = nats_server()
+    add_stream(server.url, "REPLAY", subject, duplicate_window=limits.get("max_age", 120), **limits)
+    if subject != "replay.>":
+        add_stream(server.url, "OTHER", "replay.*")
+
+    async def fill() -> None:
+        client = await nats.connect(server.url)
+        for _ in range(held):
+            await client.jetstream().publish("replay.held", b"")
+        await client.close()
+
+    asyncio.run(fill())
+    archive.write([1, 2, 3, 4], "us")
+    archive.write([5, 6, 7, 8, 9], "eu", payloads=[b"x" * 100] + [b"x"] * 4)
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}", "--dry-run"]
+    assert main([*arguments, *(["--rate", rate] if rate else [])]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == (expected is not None), warnings
+    assert expected is None or warnings[0].startswith(f"warning: stream REPLAY {expected}")
+
+
+def test_the_warning_comes_before_the_replay_and_not_instead_of_it(
+    archive: Archive, nats_server: Start, capsys: Said
+) -> None:
+    server = nats_server()
+    add_stream(server.url, max_msgs=2)
+    archive.write([1, 2, 3])
+    assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a"]) == 0
+    first, _ = capsys.readouterr().err.splitlines()
+    assert first == (
+        "replay: stream REPLAY keeps 2 messages (max_msgs): it would remove the first of the 3 published again"
+    )
+    state = ask(server.url, "STREAM.INFO.REPLAY")["state"]
+    assert (state["first_seq"], state["last_seq"]) == (2, 3)
+
+
+def test_the_archives_columns_are_found_in_any_case(spark: SparkSession, archive: Archive, server: NatsServer) -> None:
+    archive.write([1], payloads=[b"\xff"], Region=["eu"])
+    columns = "_NATS_STREAM, _NATS_SEQ, _NATS_TIMESTAMP, _NATS_SUBJECT, _NATS_PAYLOAD"
+    frame = read_archive(spark, archive.url, "ORDERS").selectExpr(*columns.split(", "), "Region")
+    replay(frame, server.url, "replay.{subject}.{region}", replay_id="r")
+    replay(frame.selectExpr("Region AS PAYLOAD", "1 AS n"), server.url, "replay.a")
+    replay(frame.select("Region"), server.url, "replay.a", payload="REGION")
+    first, *others = stored(server.url)
+    assert (first.subject, first.payload) == ("replay.orders.new.eu", b"\xff")
+    assert first.header("Nats-Msg-Id") == "ORDERS:1:r"
+    assert [message.payload for message in others] == [b"eu", b"eu"]
+
+
+def test_two_columns_of_one_name_are_refused(spark: SparkSession) -> None:
+    with pytest.raises(JetcaptureError, match=r"two columns are called x: .* rename one with AS"):
+        rows_of(spark.sql("SELECT 1 AS x, 2 AS x"), "a", None)

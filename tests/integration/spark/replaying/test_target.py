@@ -1,0 +1,302 @@
+"""Where a replay may go, what is said of it before and while it runs, and how it logs in there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import nkeys
+import pytest
+import yaml
+from nats.js.api import ConsumerConfig
+from rich.console import Console
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import ConfigError
+from spark_jobs.arguments import login
+from spark_jobs.publishing.publish import open_connection
+from spark_jobs.publishing.subjects import covers, overlaps
+from spark_jobs.replay import main
+from spark_jobs.replaying.arguments import parse
+from spark_jobs.replaying.progress import progress
+from spark_jobs.replaying.target import Target
+from tests.integration.spark.conftest import Archive
+from tests.support.credentials import certificate, decentralised, seed_of
+from tests.support.nats_server import NatsServer
+from tests.support.replays import add_stream, ask, stored
+from tests.support.running import settings
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+Start = Callable[..., NatsServer]
+Said = pytest.CaptureFixture[str]
+
+
+def last_seq(server: NatsServer, stream: str) -> int:
+    return int(ask(server.url, f"STREAM.INFO.{stream}")["state"]["last_seq"])
+
+
+def add_consumer(server: NatsServer, stream: str, name: str, *filters: str) -> None:
+    async def add() -> None:
+        nc = await nats.connect(server.url)
+        await nc.jetstream().add_consumer(stream, ConsumerConfig(durable_name=name, filter_subjects=list(filters)))
+        await nc.close()
+
+    asyncio.run(add())
+
+
+@pytest.fixture
+def captured(nats_server: Start, archive: Archive) -> NatsServer:
+    """A server with the stream that the archive is of."""
+    server = nats_server()
+    add_stream(server.url, "ORDERS", "orders.>", "again.>")
+    created = ask(server.url, "STREAM.INFO.ORDERS")["created"]
+    archive.write([1, 2, 3], metadata={"stream_created": created, "consumer": "archive"})
+    return server
+
+
+def test_a_replay_into_what_the_capture_ingests_is_refused(
+    captured: NatsServer, archive: Archive, capsys: Said
+) -> None:
+    add_consumer(captured, "ORDERS", "archive")
+    add_stream(captured.url)
+    arguments = [archive.url, "ORDERS", "--servers", captured.url]
+    for subject in ("{subject}", "again.a", "again.{key}"):
+        assert main([*arguments, "--subject", subject]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("replay: this archive's capture takes ")
+        assert "from stream ORDERS, and would archive its own messages again" in error
+        assert error.count("\n") == 1
+    assert last_seq(captured, "ORDERS") == 0
+    assert main([*arguments, "--subject", "replay.{subject}"]) == 0
+    assert main([*arguments, "--allow-loop"]) == 0
+    assert (last_seq(captured, "REPLAY"), last_seq(captured, "ORDERS")) == (3, 3)
+
+
+def test_a_stream_is_the_archives_own_by_its_creation_or_by_its_consumer(
+    captured: NatsServer, archive: Archive, capsys: Said
+) -> None:
+    arguments = [archive.url, "ORDERS", "--servers", captured.url]
+    assert main(arguments) == 1  # no consumer any more, but the stream itself
+    ask(captured.url, "STREAM.DELETE.ORDERS")
+    add_stream(captured.url, "ORDERS", "orders.>", "again.>")
+    add_consumer(captured, "ORDERS", "archive", "orders.>")
+    assert main(arguments) == 1  # another stream, which the capture goes on with
+    assert last_seq(captured, "ORDERS") == 0
+    assert main([*arguments, "--subject", "again.{key}"]) == 0  # which the consumer does not take
+    assert last_seq(captured, "ORDERS") == 3
+    capsys.readouterr()
+
+
+def test_an_empty_stream_of_the_same_name_elsewhere_takes_everything_back(
+    captured: NatsServer, archive: Archive, nats_server: Start
+) -> None:
+    elsewhere = nats_server()
+    add_stream(elsewhere.url, "ORDERS", "orders.>")
+    add_consumer(elsewhere, "ORDERS", "someone-else")
+    assert main([archive.url, "ORDERS", "--servers", elsewhere.url]) == 0
+    assert [message.subject for message in stored(elsewhere.url, "ORDERS")] == ["orders.new"] * 3
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        ("nowhere.{key}", r"no stream at nats://127\.0\.0\.1:\d+ listens on nowhere\.>; nothing was published"),
+        ("{subject}", r"no stream listens on orders\.used; nothing was published"),
+    ],
+)
+def test_nothing_is_published_when_a_message_has_no_stream_to_go_to(
+    archive: Archive, nats_server: Start, capsys: Said, subject: str, message: str
+) -> None:
+    server = nats_server()
+    add_stream(server.url, "ORDERS", "orders.new")
+    archive.write([1, 2])
+    archive.write([3], subject="orders.used")
+    assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", subject]) == 1
+    assert re.fullmatch(rf"replay: {message}\n", capsys.readouterr().err)
+    assert last_seq(server, "ORDERS") == 0
+
+
+def test_a_dry_run_counts_and_publishes_nothing(archive: Archive, nats_server: Start, capsys: Said) -> None:
+    server = nats_server()
+    add_stream(server.url)
+    archive.write([1, 2], payloads=[b"12345", b""], subject="orders.a")
+    archive.write([3], "b", payloads=[b"123"])
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{subject}", "--dry-run"]
+    assert main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.out.splitlines() == [
+        "would replay 3 messages with 8 bytes",
+        "to 2 subjects: replay.orders.a (2), replay.orders.new (1)",
+        "from 2026-05-01T12:00:00.000001Z to 2026-05-01T12:00:00.000003Z",
+        "into stream REPLAY (replay.>)",
+    ]
+    assert output.err == ""
+    archive.write(list(range(10, 20)), columns={"_nats_subject": [f"orders.{number}" for number in range(10)]})
+    assert main(arguments) == 0
+    assert ", replay.orders.1 (1), " in capsys.readouterr().out
+    assert main([*arguments, "--from-seq", "1000"]) == 0
+    assert capsys.readouterr().out.startswith("would replay 0 messages with 0 bytes\ninto stream")
+    assert last_seq(server, "REPLAY") == 0
+
+
+def test_a_short_duplicate_window_is_worth_one_line(archive: Archive, nats_server: Start, capsys: Said) -> None:
+    server = nats_server()
+    add_stream(server.url, duplicate_window=100)
+    add_stream(server.url, "LONG", "long.>", duplicate_window=120)
+    archive.write([1, 2], timestamps=[1, 200_000_000])
+    arguments = [archive.url, "ORDERS", "--servers", server.url]
+    assert main([*arguments, "--subject", "long.{key}"]) == 0
+    assert "duplicate_window" not in capsys.readouterr().err
+    assert main([*arguments, "--subject", "replay.{key}"]) == 0
+    warning, _ = capsys.readouterr().err.splitlines()
+    assert warning.startswith("replay: stream REPLAY remembers message ids for only 1m40s (duplicate_window); 2m ")
+    paced = ["--policy", "original", "--speed", "1000000", "--subject", "long.{key}"]
+    assert main([*arguments, *paced]) == 0
+    assert "duplicate_window" not in capsys.readouterr().err
+    assert main([*arguments, *paced, "--speed", "1", "--max-gap", "0s", "--rate", "0.9"]) == 0
+    assert "duplicate_window" not in capsys.readouterr().err
+
+
+def test_the_progress_of_a_replay_is_shown_on_a_terminal_alone(nats_server: Start) -> None:
+    server = nats_server()
+    add_stream(server.url)
+    login = NatsConfig(servers=(server.url,))
+    streams = Target(login).streams("replay.>")
+    shown = io.StringIO()
+
+    async def publish_until(text: str) -> None:
+        nc = await nats.connect(server.url)
+        for _ in range(3):
+            await nc.jetstream().publish("replay.a", b"")
+        await nc.close()
+        for _ in range(500):
+            if text in shown.getvalue():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(shown.getvalue()[-200:])
+
+    with progress(login, streams, 10, Console(file=shown, force_terminal=True, width=80)):
+        asyncio.run(publish_until("3/10"))
+    quiet = io.StringIO()
+    with progress(login, streams, 10, Console(file=quiet)):
+        pass
+    assert quiet.getvalue() == ""
+
+
+# ------------------------------------------------------------------ patterns
+
+
+def test_patterns_cover_and_overlap_as_nats_has_it() -> None:
+    for pattern, other, covered, overlapping in (
+        ("a.b", "a.b", True, True),
+        ("a.b", "a.c", False, False),
+        ("a.*", "a.b", True, True),
+        ("a.b", "a.*", False, True),
+        ("a.*", "a.>", False, True),
+        ("a.>", "a.*", True, True),
+        ("a.>", "a.b.c", True, True),
+        ("a.>", "a", False, False),
+        (">", "a.b", True, True),
+        ("a.b", ">", False, True),
+        ("*.b", "a.*", False, True),
+        ("a.*.c", "*.b.>", False, True),
+        ("a.*.c", "*.b", False, False),
+        ("a.b.c", "a.b", False, False),
+        ("*", ">", False, True),
+    ):
+        assert (covers(pattern, other), overlaps(pattern, other), overlaps(other, pattern)) == (
+            covered,
+            overlapping,
+            overlapping,
+        ), (pattern, other)
+
+
+# ------------------------------------------------------------------ logins
+
+
+def replayed(archive: Archive, server: NatsServer, *arguments: str, **login: Any) -> int:
+    """The exit code of a replay to a stream that was created by another login."""
+
+    async def create() -> None:
+        client = await open_connection(NatsConfig.model_validate({"servers": [server.url], **login}))
+        await client.jetstream().add_stream(name="REPLAY", subjects=["replay.>"])
+        await client.close()
+
+    asyncio.run(create())
+    where = ["--servers", server.url, "--subject", "replay.{key}"]
+    return main([archive.url, "ORDERS", *where, *arguments])
+
+
+def test_a_password_comes_from_a_file_or_the_environment(
+    archive: Archive, nats_server: Start, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.write([1, 2])
+    server = nats_server("authorization { user: app, password: s3cret }")
+    secret, wrong = tmp_path / "secret", tmp_path / "wrong"
+    secret.write_text("s3cret\n")
+    wrong.write_text("guessed")
+    known = {"user": "app", "password": "s3cret"}
+    assert replayed(archive, server, "--user", "app", "--password-file", str(secret), **known) == 0
+    assert replayed(archive, server, "--user", "app", "--password-file", str(wrong), **known) == 1
+    assert "replay: NATS refused the connection: Authorization Violation\n" in capsys.readouterr().err
+    monkeypatch.setenv("NATS_PASSWORD", "s3cret")
+    assert replayed(archive, server, "--user", "app", **known) == 0
+    assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_a_seed_from_a_file_over_tls(archive: Archive, nats_server: Start, tmp_path: Path) -> None:
+    archive.write([1])
+    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
+    seed, public = seed_of(nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "seed").write_text(seed)
+    server = nats_server(
+        f"authorization {{ users: [ {{ nkey: {public} }} ] }}\n"
+        f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem", handshake_first: true }}'
+    )
+    tls = {"ca": str(tmp_path / "ca.pem"), "handshake_first": True}
+    arguments = ["--nkey-seed-file", str(tmp_path / "seed"), "--tls-ca", tls["ca"], "--tls-handshake-first"]
+    assert replayed(archive, server, *map(str, arguments), nkey_seed=seed, tls=tls) == 0
+
+
+def test_a_credentials_file(archive: Archive, nats_server: Start, tmp_path: Path) -> None:
+    archive.write([1])
+    server = nats_server(decentralised(tmp_path))
+    creds = str(tmp_path / "user.creds")
+    assert replayed(archive, server, "--creds", creds, creds=creds) == 0
+
+
+def test_the_configuration_of_the_capture_says_where_its_servers_are(
+    archive: Archive, nats_server: Start, tmp_path: Path
+) -> None:
+    archive.write([1])
+    server = nats_server()
+    add_stream(server.url)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, archive.url)))
+    assert main(["--config", str(path), "--subject", "replay.a"]) == 0
+    assert last_seq(server, "REPLAY") == 1
+
+
+def test_a_login_that_is_incomplete_or_ambiguous_is_said_in_one_line(tmp_path: Path) -> None:
+    def said(*arguments: str, **env: str) -> str:
+        with pytest.raises(ConfigError) as raised:
+            login(parse(["/archive", "ORDERS", *arguments]), env)
+        return str(raised.value)
+
+    server = ["--servers", "nats://127.0.0.1:1"]
+    assert said() == "--servers: missing: where to publish; or --config, for the capture's own servers"
+    assert "required with user" in said(*server, "--user", "app")
+    assert "cannot be combined" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
+    assert "cannot be combined" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
+    chosen = parse(["/archive", "ORDERS", *server, "--servers", "nats://two:2", "--creds", "/file"])
+    found = login(chosen, {"NATS_TOKEN": "unused", "NATS_PASSWORD": "unused"})
+    assert (found.servers, found.token) == (("nats://127.0.0.1:1", "nats://two:2"), None)
+    found = login(parse(["/archive", "ORDERS", *server]), {"NATS_TOKEN": "t0ken"})
+    assert found.token is not None
+    assert found.token.get_secret_value() == "t0ken"

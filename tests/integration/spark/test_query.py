@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import nats
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from jetcapture_py.archive import watermark
+from spark_jobs.query import main, table
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.nats_server import NatsServer
+from tests.support.running import settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key"
+
+
+@pytest.fixture
+def orders(archive: Archive) -> Archive:
+    archive.write([1, 2], "eu", amount=[1.5, 2.5])
+    archive.write([3], "us", amount=[10.0])
+    archive.write([4], None, bucket=HOUR + 3600, amount=[100.0])
+    return archive
+
+
+def test_a_table_is_the_default(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "key   total",
+        "----  -----",
+        "NULL  100.0",
+        "eu    4.0",
+        "us    10.0",
+    ]
+
+
+def test_csv_quotes_what_must_be_quoted(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT 'a,\"b\n' AS text, NULL AS nothing, array(1, 2) AS list, X'00ff' AS bytes"
+    assert main([orders.url, "ORDERS", sql, "--format", "csv"]) == 0
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [
+        ["text", "nothing", "list", "bytes"],
+        ['a,"b\n', "", "[1,2]", "AP8="],
+    ]
+
+
+def test_json_is_one_object_a_line_with_nulls(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS, "--format", "json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"key": None, "total": 100.0},
+        {"key": "eu", "total": 4.0},
+        {"key": "us", "total": 10.0},
+    ]
+
+
+def test_parquet_goes_to_a_directory_and_never_over_another(
+    orders: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [orders.url, "ORDERS", SUMS, "--format", "parquet", "--output", str(tmp_path / "sums")]
+    assert main(arguments) == 0
+    assert pq.read_table(tmp_path / "sums").column("total").to_pylist() == [100.0, 4.0, 10.0]
+    assert main(arguments) == 1
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_a_file_appears_only_when_the_query_succeeded(orders: Archive, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    assert main([orders.url, "ORDERS", SUMS, "--format", "csv", "--output", str(good)]) == 0
+    assert good.read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
+    failing = "SELECT raise_error('no') FROM archive"
+    assert main([orders.url, "ORDERS", failing, "--format", "csv", "--output", str(bad)]) == 1
+    assert [path.name for path in tmp_path.glob("*bad*")] == []
+
+
+def test_whoever_reads_the_output_may_stop(
+    orders: Archive, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main([orders.url, "ORDERS", SUMS]) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_range_and_keys_narrow_the_archive(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    count = "SELECT count(*) AS n FROM archive"
+    for arguments, expected in (
+        (["--from", "2026-05-01T13:00"], "1"),
+        (["--to", "2026-05-01T15:00+02:00"], "3"),
+        (["--key", "us"], "1"),
+        (["--key", "us", "--key", ""], "2"),
+    ):
+        assert main([orders.url, "ORDERS", count, *arguments]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_a_day_can_be_named(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    midnight = int(datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp())
+    for seq, bucket in enumerate((midnight - 86400, midnight - 3600, midnight)):
+        archive.write([seq], bucket=bucket, timestamps=[bucket * 1_000_000])
+    for arguments, expected in (
+        (["--from", "today"], "2"),
+        (["--to", "yesterday"], "NULL"),
+        (["--from", "yesterday", "--to", "today"], "0,1"),
+    ):
+        sql = "SELECT array_join(sort_array(nullif(collect_list(_nats_seq), array())), ',') AS seqs FROM archive"
+        assert main([archive.url, "ORDERS", sql, *arguments]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def mark(archive: Archive, seconds: float) -> None:
+    """Write a watermark `seconds` after HOUR."""
+    known = watermark.Watermark(
+        stream="ORDERS", consumer="archive", created="", seq=2, time=datetime.fromtimestamp(HOUR + seconds, UTC)
+    )
+    path = archive.root / watermark.path("ORDERS")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(known.encode())
+
+
+def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    orders.write([5], quarantine=True, stage=["decode"], error=["truncated"])
+    mark(orders, 2e-6)  # the time of message 2
+    cut = "complete only up to 2026-05-01T12:00:00.000002+00:00: later messages are left out\n"
+    for sql, arguments, expected, said in (
+        ("SELECT max(_nats_seq) AS n FROM archive", [], "2", ""),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-01T12:00:00.000002"], "1", ""),
+        ("SELECT max(_nats_seq) AS n FROM archive", ["--to", "2026-05-02"], "2", cut),
+        ("SELECT count(*) AS n FROM quarantine", [], "0", ""),
+    ):
+        assert main([orders.url, "ORDERS", sql, "--complete-only", *arguments]) == 0
+        output = capsys.readouterr()
+        assert (output.out.splitlines()[-1], output.err) == (expected, said)
+
+
+def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
+    assert "has no watermark of stream ORDERS" in capsys.readouterr().err
+
+
+def test_complete_only_with_a_watermark_from_the_future_is_an_error(
+    orders: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark(orders, 75 * 365 * 86_400)
+    assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
+    assert "which is in the future: a server's clock was wrong" in capsys.readouterr().err
+
+
+def test_the_captures_configuration_says_where_the_archive_is(
+    orders: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", orders.url)))
+    assert main(["--config", str(path), SUMS, "--format", "csv", "--key", "us"]) == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+    assert main([SUMS, "--format", "csv", "--key", "us", f"--config={path}"]) == 0
+    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+
+
+def published(server: NatsServer) -> list[tuple[str, object]]:
+    async def read() -> list[tuple[str, object]]:
+        nc = await nats.connect(server.url, user="u", password="p")
+        js = nc.jetstream()
+        count = (await js.stream_info("SUMS")).state.messages
+        found = [await js.get_msg("SUMS", seq + 1) for seq in range(count)]
+        await nc.close()
+        return [(message.subject or "", json.loads(message.data or b"")) for message in found]
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("from_configuration", [False, True])
+def test_rows_go_straight_to_nats(
+    orders: Archive,
+    nats_server: Callable[..., NatsServer],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    from_configuration: bool,
+) -> None:
+    server = nats_server('authorization { user: "u", password: "p" }')
+
+    async def create() -> None:
+        nc = await nats.connect(server.url, user="u", password="p")
+        await nc.jetstream().add_stream(name="SUMS", subjects=["sums.>"])
+        await nc.close()
+
+    asyncio.run(create())
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, orders.url, nats={"user": "u", "password": "p"})))
+    monkeypatch.setenv("NATS_PASSWORD", "p")
+    direct = [orders.url, "ORDERS", "--servers", server.url, "--user", "u"]
+    where = ["--config", str(path)] if from_configuration else direct
+    sql = "SELECT key, sum(amount) AS total FROM archive WHERE key IS NOT NULL GROUP BY key ORDER BY key"
+    assert main([*where, sql, "--to-nats", "sums.{key}"]) == 0
+    assert capsys.readouterr().out.startswith("published 2 messages")
+    assert sorted(published(server), key=str) == [
+        ("sums.eu", {"key": "eu", "total": 4.0}),
+        ("sums.us", {"key": "us", "total": 10.0}),
+    ]
+
+
+def test_where_to_publish_must_be_said(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([orders.url, "ORDERS", SUMS, "--to-nats", "sums.{key}"]) == 2
+    assert capsys.readouterr().err.startswith("query: --servers: missing")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--format", "parquet"],
+        ["--servers", "nats://127.0.0.1:1"],
+        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--format", "csv"],
+        ["--to-nats", "sums", "--servers", "nats://127.0.0.1:1", "--output", "sums.txt"],
+    ],
+)
+def test_arguments_that_do_not_go_together_are_a_usage_error(orders: Archive, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([orders.url, "ORDERS", SUMS, *arguments])
+    assert raised.value.code == 2
+
+
+def test_the_quarantine_is_a_view_even_when_it_is_empty(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT (SELECT count(*) FROM quarantine) AS bad, (SELECT count(*) FROM archive) AS good"
+    assert main([orders.url, "ORDERS", sql, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "bad,good\n0,4\n"
+    orders.write([5], quarantine=True, stage=["decode"], error=["truncated"])
+    assert main([orders.url, "ORDERS", "SELECT stage, error FROM quarantine", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "stage,error\ndecode,truncated\n"
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT amuont FROM archive", "amuont"),
+        ("SELEC 1", "SELEC"),
+        ("SELECT * FROM nowhere", "nowhere"),
+    ],
+)
+def test_a_wrong_query_is_one_line_and_exit_code_1(
+    orders: Archive, capsys: pytest.CaptureFixture[str], sql: str, message: str
+) -> None:
+    assert main([orders.url, "ORDERS", sql]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("query: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_archive_is_one_line_and_exit_code_1(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([archive.url, "ORDERS", "SELECT * FROM archive"]) == 1
+    assert capsys.readouterr().err.startswith("query: no archive of stream ORDERS under file:///")
+
+
+def test_a_table_shows_line_breaks_and_nulls() -> None:
+    assert list(table(["a", "b"], [("x\ny", None)])) == ["a     b", "----  ----", "x\\ny  NULL"]
+
+
+def test_a_table_of_any_length_is_shown_while_it_is_read() -> None:
+    def rows() -> Iterator[list[str]]:
+        for number in range(5000):
+            read.append(number)
+            yield [str(number), "x"]
+
+    read: list[int] = []
+    lines = table(["n", "x"], rows())
+    assert [next(lines), next(lines), next(lines)] == ["n    x", "---  -", "0    x"]
+    assert len(read) < 5000
+    assert list(lines)[-1] == "4999  x"
+
+
+@pytest.mark.parametrize("form", ["csv", "table", "json"])
+def test_long_binary_values_are_base64_without_line_ends(
+    orders: Archive, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert main([orders.url, "ORDERS", "SELECT CAST(repeat('x', 100) AS binary) AS b", "--format", form]) == 0
+    encoded = base64.b64encode(b"x" * 100).decode()
+    assert capsys.readouterr().out.splitlines()[-1] == (f'{{"b":"{encoded}"}}' if form == "json" else encoded)
+
+
+def test_columns_of_one_name_are_all_shown_and_refused_as_json(
+    orders: Archive, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pair = "FROM archive AS a, archive AS b WHERE a.amount = 1.5 AND b.amount = 10"
+    sql = f"SELECT a.key, b.key, a.amount AS `x.y` {pair}"
+    assert main([orders.url, "ORDERS", sql, "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "key,key,x.y\neu,us,1.5\n"
+    assert main([orders.url, "ORDERS", sql]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["key", "key", "x.y"],
+        ["---", "---", "---"],
+        ["eu", "us", "1.5"],
+    ]
+    said = "a JSON object has each name once; rename one with AS\n"
+    for query, what in (
+        (sql, "columns are called key"),
+        (f"SELECT struct(a.key, b.key) AS s {pair}", "fields of s are called key"),
+    ):
+        output = tmp_path / "out.json"
+        assert main([orders.url, "ORDERS", query, "--format", "json", "--output", str(output)]) == 1
+        assert capsys.readouterr().err == f"query: two {what}: {said}"
+        assert list(tmp_path.glob("*out.json*")) == []
+    assert main([orders.url, "ORDERS", "SELECT 1 AS x, 2 AS X", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"x": 1, "X": 2}
+    where = ["--to-nats", "a.b", "--servers", "nats://127.0.0.1:1"]
+    assert main([orders.url, "ORDERS", sql, *where]) == 1
+    assert capsys.readouterr().err == f"query: two columns are called key: {said}"
+
+
+def test_drifted_columns_can_be_queried(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    archive.write([1], amount=pa.array([1]))
+    archive.write([2], amount=pa.array([0.5]))
+    assert main([archive.url, "ORDERS", "SELECT sum(amount) AS s FROM archive", "--format", "csv"]) == 0
+    assert capsys.readouterr().out == "s\n1.5\n"

@@ -1,0 +1,98 @@
+"""The core cases under the settings of a session that change what a row is or where it is computed.
+
+With JETCAPTURE_TEST_SETTINGS=all, under every combination of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.spark import core
+from tests.integration.spark.conftest import Archive
+from tests.support import java
+from tests.support.nats_server import NatsServer
+from tests.support.replays import add_stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+ZONE, ANSI, CASE, AQE = (
+    f"spark.sql.{name}" for name in ("session.timeZone", "ansi.enabled", "caseSensitive", "adaptive.enabled")
+)
+DEFAULTS = {ZONE: "UTC", ANSI: "true", CASE: "false", AQE: "true"}
+ZONES = ("UTC", "America/New_York", "Asia/Kolkata", "Pacific/Apia")
+OTHERS = {ZONE: "Asia/Kathmandu", ANSI: "false", CASE: "true", AQE: "false"}
+ALL = os.environ.get("JETCAPTURE_TEST_SETTINGS") == "all"
+
+Settings = dict[str, str]
+EVERY: list[Settings] = [
+    dict(zip(DEFAULTS, values, strict=True)) for values in product(ZONES, *[("true", "false")] * 3)
+]
+SOME: list[Settings] = [DEFAULTS | {ZONE: "America/New_York"}, OTHERS]
+MASTERS = ("remote", "local-cluster[2,1,1024]")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Archive, NatsServer]]:
+    """The archive of the core cases, and a server."""
+    archive = Archive(tmp_path_factory.mktemp("core"))
+    core.fill(archive)
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield archive, server
+
+
+def name(settings: Settings) -> str:
+    return ",".join(f"{key.removeprefix('spark.sql.')}={value}" for key, value in settings.items())
+
+
+def stream_of(server: NatsServer, number: int, kind: str) -> str:
+    stream = f"{kind}{number}"
+    add_stream(server.url, stream, f"{stream.lower()}.>")
+    return stream
+
+
+@pytest.mark.parametrize("settings", EVERY if ALL else SOME, ids=name)
+def test_the_core_cases_hold_under_every_setting(
+    spark: SparkSession, places: tuple[Archive, NatsServer], settings: Settings
+) -> None:
+    archive, server = places
+    before = {key: str(spark.conf.get(key)) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        stream = stream_of(server, (EVERY if ALL else SOME).index(settings), "SESSION")
+        core.check(spark, archive.url, server.url, stream)
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
+
+
+@pytest.mark.parametrize("settings", [DEFAULTS, SOME[0], OTHERS] if ALL else [OTHERS], ids=name)
+@pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.timeout(700)  # it starts up to four JVMs
+def test_the_core_cases_hold_on_connect_and_on_a_cluster(
+    places: tuple[Archive, NatsServer], master: str, settings: Settings
+) -> None:
+    archive, server = places
+    stream = stream_of(server, [DEFAULTS, *SOME].index(settings), master[:2].upper())
+    words = [archive.url, server.url, stream, master, *(f"{key}={value}" for key, value in settings.items())]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integration.spark.core", *words],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=Path(__file__).parents[3],
+        env=java.only(),
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-3000:]

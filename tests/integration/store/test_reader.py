@@ -1,0 +1,81 @@
+"""What every store gives back: its objects, listed, read in parts, and proven."""
+
+from __future__ import annotations
+
+import pytest
+
+from jetcapture_py.archive import watermark
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store import NoteStore
+from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.verify.scan import ArchiveScan, survey
+from tests.integration.store.conftest import Place
+from tests.support.archives import encoded
+
+BLOCKS = (
+    encoded([(1, 5), (2, 6), (4, 7)], key="eu"),
+    encoded([(3, 6)], key="a/b"),
+    encoded([(5, 6)], key=None),
+    encoded([(9, 9)], quarantine=True),
+)
+
+
+def surveyed(shelf: ObjectStorage, *, deep: bool) -> ArchiveScan:
+    return survey(shelf, "ORDERS", None, 100, deep=deep, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize("suffix", ["", "/{key}", "/for-{key}/nats"])
+def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None:
+    store = place.open(suffix)
+    for block in BLOCKS:
+        store.put(block.name, block.data)
+    shelf = ObjectStorage(place.url + suffix, place.options)
+    files = {file.name: file for file in shelf.files("ORDERS")}
+    assert files.keys() == {block.name for block in BLOCKS}
+    for block in BLOCKS:
+        file, data = files[block.name], block.data.to_pybytes()
+        assert file.size == len(data)
+        assert shelf.read(file) == data
+        assert shelf.read(file, 10, 20) == data[10:20]
+        assert shelf.again(file) == file
+        opened = shelf.open(file)
+        opened.seek(len(data) - 4)
+        assert (opened.read(100), opened.size()) == (b"PAR1", len(data))
+    for deep in (False, True):
+        found = surveyed(shelf, deep=deep)
+        assert (found.objects, found.messages, found.quarantined, len(found.sequences)) == (4, 6, 1, 6)
+        assert (found.damaged, found.foreign) == ([], [])
+
+
+def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:
+    other = encoded([(1, 5)], stream="ORDERS2")
+    place.open().put(other.name, other.data)
+    assert list(ObjectStorage(place.url, place.options).files("ORDERS")) == []
+
+
+def test_what_is_gone_is_said_to_be(place: Place) -> None:
+    store = place.open()
+    for block in BLOCKS[:2]:
+        store.put(block.name, block.data)
+    shelf = ObjectStorage(place.url, place.options)
+    file = next(iter(shelf.files("ORDERS")))
+    absent = type(file)(path="x", place=f"{file.place}x", size=file.size, name=file.name)
+    with pytest.raises(VanishedError):
+        shelf.read(absent)
+    with pytest.raises(VanishedError):
+        shelf.again(absent)
+    with pytest.raises((StoreError, OSError)):
+        shelf.open(absent).read(10)
+
+
+def test_a_note_is_read_or_is_not_there(place: Place) -> None:
+    store, shelf = place.open(), ObjectStorage(place.url, place.options)
+    assert isinstance(store, NoteStore)
+    assert shelf.note(watermark.path("ORDERS")) is None
+    store.write_note(watermark.path("ORDERS"), b"{}")
+    assert shelf.note(watermark.path("ORDERS")) == b"{}"
+
+
+def test_an_archive_that_is_not_there_yet_is_empty(place: Place) -> None:
+    for suffix in ("/none", "/none/{key}"):
+        assert list(ObjectStorage(place.url + suffix, place.options).files("ORDERS")) == []

@@ -1,0 +1,492 @@
+"""What every store must do, and what only one kind of it can show."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fsspec.registry import _registry
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
+from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, open_store
+from jetcapture_py.store import root as archive_root
+from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
+
+KEYS = [
+    None,
+    "a",
+    "a/b",
+    "..",
+    ".",
+    "../../etc",
+    " ",
+    "a b+c",
+    "%2F",
+    "100%",
+    "#?&=:;@!$,'()*",
+    "größe",
+    "日本",
+    "e\u0301",
+    "\x00\n\t\x7f",
+    "\u2028",
+    "007",
+    "key=x",
+    "{key}",
+    "~",
+    "\\",
+    '"',
+    layout.DEFAULT_PARTITION,
+    "x" * layout.MAX_KEY_BYTES,
+    "日" * (layout.MAX_KEY_BYTES // 3),
+]
+
+
+def name(key: str | None = "k", first: int = 1, last: int = 9, *, quarantine: bool = False) -> ObjectName:
+    return ObjectName(
+        stream="S",
+        key=key,
+        bucket=1_700_000_100,
+        first_seq=first,
+        last_seq=last,
+        rows=9,
+        digest=f"{first:016x}",
+        quarantine=quarantine,
+    )
+
+
+def put(store: Store, to: ObjectName, data: bytes) -> str:
+    return store.put(to, pa.py_buffer(data))
+
+
+# ------------------------------------------------------------------ every store
+
+
+def test_an_object_is_read_back_byte_for_byte_from_where_it_was_said_to_be(place: Place) -> None:
+    data = bytes(range(256)) * 33
+    location = put(place.open(), name(), data)
+    assert place.at(location) == data
+    assert place.objects() == {name().path: data}
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\r\n"])
+def test_a_small_object_is_stored_as_it_is(place: Place, data: bytes) -> None:
+    assert place.at(put(place.open(), name(), data)) == data
+
+
+def test_a_slice_of_a_buffer_is_stored_alone(place: Place) -> None:
+    place.open().put(name(), pa.py_buffer(b"before content after").slice(7, 7))
+    assert place.objects() == {name().path: b"content"}
+
+
+def test_putting_an_object_again_is_no_error_and_makes_no_second_one(place: Place) -> None:
+    store = place.open()
+    assert put(store, name(), b"content") == put(store, name(), b"content") == put(place.open(), name(), b"content")
+    assert place.objects() == {name().path: b"content"}
+
+
+def test_an_object_replaces_no_other(place: Place) -> None:
+    store = place.open()
+    names = [name(first=1), name(first=2), name(None), name("other"), name(None, quarantine=True)]
+    for index, each in enumerate(names):
+        put(store, each, b"%d" % index)
+    assert place.objects() == {each.path: b"%d" % index for index, each in enumerate(names)}
+
+
+def test_every_key_can_be_stored_and_none_leaves_its_directory(place: Place) -> None:
+    store = place.open()
+    locations = [put(store, name(key), repr(key).encode()) for key in KEYS]
+    found = place.objects()
+    assert {parsed.key: data for path, data in found.items() if (parsed := layout.parse_path(path))} == {
+        key: repr(key).encode() for key in KEYS
+    }
+    assert len(found) == len(KEYS)
+    assert [place.at(location) for location in locations] == [repr(key).encode() for key in KEYS]
+
+
+def test_a_key_in_the_address_gives_each_key_a_root_of_its_own(place: Place) -> None:
+    store = place.open("/by/{key}/data/")
+    for key in KEYS:
+        put(store, name(key), repr(key).encode())
+    found = place.objects()
+    assert sorted(found.values()) == sorted(repr(key).encode() for key in KEYS)
+    for path, data in found.items():
+        by, root, under, inner = path.split("/", 3)
+        assert (by, under) == ("by", "data")
+        assert root not in ("", ".", "..")
+        parsed = layout.parse_path(inner)
+        assert parsed is not None
+        assert repr(parsed.key).encode() == data
+        assert root == layout.escape_key(parsed.key) or parsed.key in (".", "..")
+
+
+def test_a_key_after_a_dot_in_the_address_is_no_way_up_either(place: Place) -> None:
+    put(place.open("/.{key}"), name("."), b"content")
+    ((path, data),) = place.objects().items()
+    assert path.startswith(".%2E/S/key=./")
+    assert data == b"content"
+
+
+def test_a_large_object_is_stored_whole(place: Place) -> None:
+    data = random.Random(0).randbytes(20 << 20)
+    assert place.at(put(place.open(), name(), data)) == data
+
+
+def test_objects_may_be_put_from_several_threads(place: Place) -> None:
+    store = place.open()
+    names = [name(key, first) for key in ("a", "b", "c", None) for first in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda each: put(store, each, each.path.encode() * 1000), names):
+            pass
+    assert place.objects() == {each.path: each.path.encode() * 1000 for each in names}
+
+
+def test_the_same_object_put_by_several_threads_is_one_whole_object(place: Place) -> None:
+    data = random.Random(1).randbytes(1 << 20)
+    store = place.open()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: put(store, name(), data), range(8)))
+    assert place.objects() == {name().path: data}
+
+
+def test_a_note_is_read_as_it_was_written_last(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, NoteStore)
+    assert store.read_note("_watermark/S.json") is None
+    for content in (b"first", b"second, longer", b"3"):
+        store.write_note("_watermark/S.json", content)
+        assert store.read_note("_watermark/S.json") == content
+        other = place.open()
+        assert isinstance(other, NoteStore)
+        assert other.read_note("_watermark/S.json") == content
+
+
+def test_the_end_of_an_object_can_be_read(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, ObjectReader)
+    data = random.Random(1).randbytes(100_000)
+    put(store, name("a/b"), data)
+    for size in (1, 8, 65_536, 99_999, 100_000, 100_001, 1 << 30):
+        assert store.read_end(name("a/b").path, size) == data[-size:]
+    with pytest.raises(StoreError):
+        store.read_end(name("missing").path, 8)
+
+
+def add(store: NoteStore, content: bytes) -> None:
+    change_note(store, "_watermark/S.json", lambda there: (there or b"") + content)
+
+
+def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: Place) -> None:
+    one, other = place.open(), place.open()
+    assert isinstance(one, NoteStore)
+    assert isinstance(other, NoteStore)
+    others: list[threading.Thread] = []
+
+    def overtaken(data: bytes | None) -> bytes:
+        """Each time that it is called, another replica writes, or waits until this one has written."""
+        if len(others) < 3:
+            others.append(threading.Thread(target=add, args=(other, b"[other %d]" % len(others))))
+            others[-1].start()
+            others[-1].join(1)
+        return (data or b"") + b"[own]"
+
+    change_note(one, "_watermark/S.json", overtaken)
+    change_note(one, "_watermark/S.json", overtaken)
+    for thread in others:
+        thread.join(30)
+    content = one.read_note("_watermark/S.json")
+    assert content is not None
+    assert content.count(b"[own]") == 2
+    assert [content.count(b"[other %d]" % number) for number in range(len(others))] == [1] * len(others)
+
+
+def test_a_note_that_needs_no_change_is_not_written(place: Place) -> None:
+    store = place.open()
+    assert isinstance(store, NoteStore)
+    change_note(store, "_watermark/S.json", lambda _: None)
+    assert store.read_note("_watermark/S.json") is None
+    assert place.objects() == {}
+
+
+def test_a_local_note_that_another_process_keeps_locked_is_an_error_that_may_pass(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_root, "LOCK_TIMEOUT", 0.1)
+    store, other = local.open(), local.open()
+    assert isinstance(store, NoteStore)
+    assert isinstance(other, NoteStore)
+
+    def meanwhile(there: bytes | None) -> bytes:
+        with pytest.raises(StoreError, match=r"keeps .* locked") as caught:
+            change_note(other, "_watermark/S.json", lambda _: b"other")
+        assert not isinstance(caught.value, PermanentStoreError)
+        return b"own"
+
+    change_note(store, "_watermark/S.json", meanwhile)
+    change_note(other, "_watermark/S.json", lambda there: (there or b"") + b", other")
+    assert store.read_note("_watermark/S.json") == b"own, other"
+
+
+def test_a_file_system_without_locks_keeps_notes_all_the_same(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    store = local.open()
+    assert isinstance(store, NoteStore)
+    change_note(store, "_watermark/S.json", lambda _: b"content")
+    assert store.read_note("_watermark/S.json") == b"content"
+
+
+def test_a_probe_leaves_nothing(place: Place) -> None:
+    place.open().probe()
+    place.open("/{key}").probe()
+    assert place.objects() == {}
+
+
+# ------------------------------------------------------------------ a directory
+
+
+@pytest.mark.parametrize("prefix", ["", "file://", "local://"])
+def test_a_directory_may_be_named_with_or_without_a_scheme(tmp_path: Path, prefix: str) -> None:
+    location = put(open_store(f"{prefix}{tmp_path}/new", {}), name(), b"content")
+    assert location == str(tmp_path / "new" / name().path)
+    assert Path(location).read_bytes() == b"content"
+
+
+def test_nothing_is_visible_before_it_is_whole_and_synced(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, list[str], list[bytes]]] = []
+    fsync = os.fsync
+
+    def watch(handle: int) -> None:
+        fsync(handle)
+        found = local.objects() if local.root.exists() else {}
+        synced.append((os.fstat(handle).st_ino, [Path(path).name for path in found], list(found.values())))
+
+    store = local.open()
+    store.probe()
+    (local.root / "_probe").rmdir()
+    monkeypatch.setattr(os, "fsync", watch)
+    location = Path(put(store, name(), b"content"))
+    monkeypatch.undo()
+    *directories, (file, during, written), (last, after, _) = synced
+    assert file == location.stat().st_ino
+    assert written == [b"content"]
+    (hidden,) = during
+    assert hidden.startswith(".")
+    assert last == location.parent.stat().st_ino
+    assert after == [location.name]
+    made = [parent for parent in location.parents if parent.is_relative_to(local.root)][1:]
+    assert {inode for inode, _, _ in directories} == {directory.stat().st_ino for directory in made}
+
+
+def test_a_reader_never_sees_half_an_object(local: LocalPlace) -> None:
+    data = random.Random(2).randbytes(4 << 20)
+    path, done, looked = local.root / name().path, threading.Event(), threading.Event()
+    seen: set[bool] = set()
+
+    def look() -> None:
+        while not done.is_set():
+            if path.exists():
+                seen.add(path.read_bytes() == data)
+                looked.set()
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    store = local.open()
+    for _ in range(5):
+        put(store, name(), data)
+    assert looked.wait(30)
+    done.set()
+    reader.join()
+    assert seen == {True}
+
+
+def test_a_file_in_the_place_of_a_directory_is_a_permanent_error_that_names_the_path(local: LocalPlace) -> None:
+    local.root.mkdir()
+    (local.root / "S").write_bytes(b"in the way")
+    with pytest.raises(PermanentStoreError, match=r"cannot write .*/S/key=k/date=") as caught:
+        put(local.open(), name(), b"content")
+    assert "\n" not in str(caught.value)
+    assert local.objects() == {"S": b"in the way"}
+
+
+def test_a_file_in_the_place_of_the_last_directory_is_a_permanent_error(local: LocalPlace) -> None:
+    directory = local.root / name().directory
+    directory.parent.mkdir(parents=True)
+    directory.write_bytes(b"in the way")
+    with pytest.raises(PermanentStoreError):
+        put(local.open(), name(), b"content")
+
+
+def test_a_directory_in_the_place_of_the_object_is_a_permanent_error_and_leaves_no_hidden_file(
+    local: LocalPlace,
+) -> None:
+    (local.root / name().path / "inner").mkdir(parents=True)
+    with pytest.raises(PermanentStoreError):
+        put(local.open(), name(), b"content")
+    assert local.objects() == {}
+
+
+def test_a_name_that_the_file_system_cannot_hold_is_a_permanent_error(local: LocalPlace) -> None:
+    with pytest.raises(PermanentStoreError):
+        put(local.open(), name("x" * 300), b"content")
+    assert local.objects() == {}
+
+
+FULL = """
+import resource, sys
+import pyarrow as pa
+from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.store import open_store
+from tests.integration.store.test_store import name
+
+store = open_store(sys.argv[1], {})
+store.put(name(first=1), pa.py_buffer(b"x" * 1000))
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+for size in (100_001, 200_000, 5_000_000):
+    try:
+        store.put(name(first=2), pa.py_buffer(b"y" * size))
+    except PermanentStoreError:
+        sys.exit("no room is not for ever")
+    except StoreError as error:
+        assert "too large" in str(error), error
+    else:
+        sys.exit("no room was not noticed")
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+store.put(name(first=2), pa.py_buffer(b"y" * 200_000))
+"""
+
+
+def test_an_object_for_which_there_is_no_room_leaves_nothing_and_can_be_put_again(local: LocalPlace) -> None:
+    subprocess.run([sys.executable, "-c", FULL, local.url], check=True, timeout=60, cwd=Path(__file__).parents[3])
+    assert local.objects() == {name(first=1).path: b"x" * 1000, name(first=2).path: b"y" * 200_000}
+
+
+def test_a_failure_leaves_no_hidden_file(local: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = local.open()
+    put(store, name(first=1), b"before")
+
+    def fail(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match="Input/output error") as caught:
+        put(store, name(first=2), b"content")
+    assert not isinstance(caught.value, PermanentStoreError)
+    assert list(local.objects()) == [name(first=1).path]
+
+
+def test_a_directory_that_was_removed_meanwhile_is_made_again_by_the_next_attempt(local: LocalPlace) -> None:
+    store = local.open()
+    location = Path(put(store, name(), b"content"))
+    location.unlink()
+    location.parent.rmdir()
+    with pytest.raises(StoreError) as caught:
+        put(store, name(), b"again")
+    assert not isinstance(caught.value, PermanentStoreError)
+    put(store, name(), b"again")
+    assert local.objects() == {name().path: b"again"}
+
+
+def test_what_a_killed_process_left_is_swept_and_what_another_one_writes_is_not(local: LocalPlace) -> None:
+    directory = local.root / name().directory
+    directory.mkdir(parents=True)
+    stale, fresh, other = (directory / each for each in (".a.parquet.1.tmp", ".b.parquet.2.tmp", "notes.txt"))
+    for path in (stale, fresh, other):
+        path.write_bytes(b"half")
+    for path, age in ((stale, 3700), (fresh, 3500), (other, 99_999)):
+        os.utime(path, (time.time() - age,) * 2)
+    put(local.open(), name(), b"content")
+    assert {path.name for path in directory.iterdir()} == {fresh.name, other.name, Path(name().path).name}
+
+
+def test_a_store_that_knows_very_many_directories_forgets_them(
+    local: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jetcapture_py.store._MOST_KNOWN", 3)
+    store = local.open()
+    assert isinstance(store, LocalStore)
+    for key in "abcdefghij":
+        put(store, name(key), key.encode())
+        assert len(store._known) <= 4
+    assert sorted(local.objects().values()) == [key.encode() for key in "abcdefghij"]
+
+
+# ------------------------------------------------------------------ S3
+
+
+def test_an_object_goes_to_s3_in_one_request_and_leaves_no_upload_behind(s3: S3Place) -> None:
+    put(s3.open(), name(), bytes(101 << 20))  # from 100 MiB on, s3fs would split it
+    (found,) = s3.client.list_objects_v2(Bucket=s3.bucket)["Contents"]
+    assert "-" not in found["ETag"]  # of several parts it would be <hash>-<parts>
+    assert not s3.client.list_multipart_uploads(Bucket=s3.bucket).get("Uploads")
+
+
+@pytest.mark.parametrize("probe", [True, False])
+def test_a_missing_bucket_is_a_permanent_error(s3: S3Place, probe: bool) -> None:
+    store = open_store("s3://no-such-bucket/archive", s3.options)
+    with pytest.raises(PermanentStoreError, match=r"^cannot write s3://no-such-bucket/archive/") as caught:
+        store.probe() if probe else put(store, name(), b"content")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_does_not_answer_is_an_error_that_may_pass(s3: S3Place) -> None:
+    options: dict[str, Any] = {**S3_OPTIONS, "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}}
+    store = open_store(s3.url, options)
+    with pytest.raises(StoreError, match="cannot write s3://") as caught:
+        put(store, name(), b"content")
+    assert not isinstance(caught.value, PermanentStoreError)
+
+
+def test_credentials_never_appear_in_an_error(s3: S3Place) -> None:
+    options: dict[str, Any] = {**s3.options, "key": "AKIAPUBLIC", "secret": "s3cret-value"}
+    with pytest.raises(StoreError) as caught:
+        put(open_store("s3://no-such-bucket", options), name(), b"content")
+    assert "s3cret-value" not in str(caught.value)
+    assert "AKIAPUBLIC" not in str(caught.value)
+
+
+# ------------------------------------------------------------------ opening
+
+
+@pytest.mark.parametrize(
+    ("scheme", "package", "hint"),
+    [
+        ("s3", "s3fs", "pip install 'jetcapture[s3]'"),
+        ("s3a", "s3fs", "pip install 'jetcapture[s3]'"),
+        ("abfs", "adlfs", "pip install 'jetcapture[azure]'"),
+        ("abfss", "adlfs", "pip install 'jetcapture[azure]'"),
+        ("az", "adlfs", "pip install 'jetcapture[azure]'"),
+        ("gs", "gcsfs", "gcsfs"),
+    ],
+)
+def test_a_scheme_whose_package_is_missing_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, package: str, hint: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(_registry, scheme, raising=False)
+    with pytest.raises(ConfigError) as caught:
+        open_store(f"{scheme}://bucket/path", {})
+    assert str(caught.value).startswith(f"store.url: {scheme}:// is not available here; ")
+    assert hint in str(caught.value)
+
+
+def test_an_unknown_scheme_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match=r"^store\.url: nope:// is not available here"):
+        open_store("nope://bucket", {})

@@ -1,0 +1,311 @@
+"""What a proof finds beside holes: copies that are read twice, a watermark that cannot be true, unsigned objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from nats.js.api import StreamConfig
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.store import LocalStore
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
+from tests.integration.capture.test_watermark import filtered
+from tests.integration.verify.test_proof import KEYED, captured, orders
+from tests.support.archives import copy_to, merge, strip
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    STREAM,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    running,
+    until,
+)
+
+Start = Callable[..., NatsServer]
+
+
+def lines(report: Report, beginning: str) -> list[str]:
+    return [line for line in report.as_text().splitlines() if line.startswith(beginning)]
+
+
+# ------------------------------------------------------------------ copies in different groups
+
+
+def test_copies_under_another_key_are_named_and_fail(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(300)) as (_, settings):
+            name = objects(root)[1]
+            other = copy_to(root, name, key="elsewhere")
+            report = await verify(settings)
+        assert (report.complete, report.missing) == (True, 0)
+        assert (report.read_twice, report.duplicates) == (name.rows, name.rows)
+        assert (report.exit_code(), report.exit_code(strict=True)) == (1, 1)
+        assert [each.seq for each in report.copies] == pq.ParquetFile(root / name.path).read([layout.SEQ])[
+            0
+        ].to_pylist()
+        assert {each.paths for each in report.copies} == {tuple(sorted((name.path, other.path)))}
+        assert report.as_text().startswith(f"complete, but {name.rows} messages are read twice: every one of 300 ")
+        (line,) = lines(report, "read twice: ")
+        assert 'read_archive(dedupe="full") reads them once' in line
+        found = json.loads(report.as_json())
+        assert found["copies"][0] == {
+            "seq": report.copies[0].seq,
+            "time": report.copies[0].time.isoformat().replace("+00:00", "Z"),
+            "paths": sorted((name.path, other.path)),
+        }
+
+    asyncio.run(scenario())
+
+
+def test_copies_in_another_bucket_are_found_when_the_interval_was_changed(nats_server: Start, tmp_path: Path) -> None:
+    """As after a crash between storing and acknowledging, and a restart with another interval."""
+
+    async def scenario() -> None:
+        server, root = nats_server(), tmp_path / "a"
+        await publish(server.url, orders(90, "a"))
+        await capture_all(config(server.url, root, **KEYED))
+        again = {"consumer": "again"}
+        await capture_all(config(server.url, root, key="{subject[1]}", block={"interval": "1s"}, source=again))
+        report = await verify(config(server.url, root, **KEYED))
+        assert (report.read_twice, report.exit_code()) == (90, 1)
+        assert len({name.bucket for name in objects(root)}) > 1
+
+    asyncio.run(scenario())
+
+
+def test_copies_in_one_key_and_bucket_are_not_read_twice(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(900)) as (_, settings):
+            for key in "abc":
+                merge(root, [name for name in objects(root) if name.key == key], keep=True)
+            report = await verify(settings)
+        assert (report.duplicates, report.read_twice, report.exit_code()) == (900, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_of_a_message_in_archive_and_quarantine_each_is_read_once(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(300)) as (_, settings):
+            name = objects(root)[0]
+            copy_to(root, name, key=None, quarantine=True)
+            report = await verify(settings)
+            assert (report.read_twice, report.also_quarantined, report.exit_code(strict=True)) == (0, name.rows, 0)
+            assert lines(report, f"quarantine: {name.rows} messages are also in the archive")
+            copy_to(root, name, key=None, quarantine=True, bucket=name.bucket + 900)
+            report = await verify(settings)
+            assert (report.read_twice, report.exit_code()) == (name.rows, 1)
+
+    asyncio.run(scenario())
+
+
+def test_messages_of_an_earlier_life_with_the_same_sequences_are_no_copies(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(300, "a")) as (server, settings):
+            async with connection(server.url) as client:
+                await client.jetstream().delete_stream(STREAM)
+            await publish(server.url, orders(300, "b"))
+            await capture_all(settings)
+            assert (await verify(settings)).read_twice == 0
+            (root / watermark.path(STREAM)).unlink()
+            server.kill()
+            report = await verify(settings)  # and now nothing tells the lives apart but the timestamps
+        assert (report.duplicates, report.read_twice) == (300, 0)
+
+    asyncio.run(scenario())
+
+
+def test_few_copies_among_many_are_told_exactly(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With compaction's copies, which are not read twice, around them, and in many windows."""
+
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(3000), block={"max_messages": 20}) as (_, settings):
+            names = objects(root)
+            for key in "abc":
+                merge(root, [name for name in names if name.key == key], keep=True)
+            chosen = names[7], names[60], names[110]
+            for number, name in enumerate(chosen):
+                copy_to(root, name, key=f"other{number % 2}")
+            report = await verify(settings)
+        expected = sorted(
+            seq for name in chosen for seq in pq.ParquetFile(root / name.path).read([layout.SEQ])[0].to_pylist()
+        )
+        assert [each.seq for each in report.copies] == expected
+        assert report.read_twice == len(expected)
+
+    monkeypatch.setattr("jetcapture_py.verify.ranges.CHUNK", 1 << 8)
+    monkeypatch.setattr("jetcapture_py.verify.ranges._BITS", 8)
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ the watermark
+
+
+@contextlib.asynccontextmanager
+async def with_pending(
+    nats_server: Start, root: Path, **sections: Any
+) -> AsyncIterator[tuple[Any, LocalStore, watermark.Watermark]]:
+    """A capture of 300 messages, of which 100 more are delivered and not stored; the watermark before them."""
+    async with captured(nats_server, root, orders(300, "a"), **sections) as (server, settings):
+        store = LocalStore(str(root))
+        data = store.read_note(watermark.path(STREAM))
+        assert data is not None
+        async with running(config(server.url, root, key="", **sections)):
+            await publish(server.url, orders(100))
+
+            async def delivered() -> bool:
+                return bool((await consumer(server.url)).num_ack_pending == 100)
+
+            await until(delivered, "they are delivered")
+            yield settings, store, watermark.decode(data)
+
+
+def test_a_watermarks_time_in_the_future_fails(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):
+            store = LocalStore(str(tmp_path / "a"))
+            data = store.read_note(watermark.path(STREAM))
+            assert data is not None
+            for time in (datetime(2100, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)):
+                wrong = replace(watermark.decode(data), time=time)
+                store.write_note(watermark.path(STREAM), wrong.encode())
+                report = await verify(settings)
+                (line,) = lines(report, "watermark: ")
+                assert time.isoformat().replace("+00:00", "Z") in line
+                assert "in the future" in line
+                assert (report.missing, report.complete, report.exit_code()) == (0, False, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_watermarks_time_that_pending_messages_belie_fails(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with with_pending(nats_server, tmp_path / "a") as (settings, store, found):
+            report = await verify(settings)
+            assert (report.complete, report.exit_code(strict=True)) == (True, 0)
+            for time in (datetime.now(UTC), datetime.now(UTC) + timedelta(days=300)):
+                store.write_note(watermark.path(STREAM), replace(found, time=time).encode())
+                report = await verify(settings)
+                (line,) = lines(report, "watermark: ")
+                assert "but 100 messages that the stream has from before then, 301 the first, are not" in line
+                assert ("in the future" in line) == (time > datetime.now(UTC) + timedelta(minutes=1))
+                assert (report.complete, report.missing, report.exit_code()) == (False, 0, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_watermark_with_a_time_between_messages_is_right(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with with_pending(nats_server, tmp_path / "a") as (settings, store, found):
+            async with connection(settings.nats.servers[0]) as client:
+                first = await client.jetstream().get_msg(STREAM, 301)
+            assert first.time is not None
+            for micros, promised in ((-1, 0), (0, 1)):
+                time = first.time.replace(microsecond=first.time.microsecond) + timedelta(microseconds=micros)
+                store.write_note(watermark.path(STREAM), replace(found, time=time).encode())
+                report = await verify(settings)
+                assert report.exit_code(strict=True) == promised
+
+    asyncio.run(scenario())
+
+
+def test_a_watermark_in_the_future_of_a_work_queue_fails(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        async with connection(server.url) as client:
+            queue = StreamConfig(name=STREAM, subjects=["orders.>"], retention="workqueue")  # type: ignore[arg-type]
+            await client.jetstream().add_stream(queue)
+            await client.jetstream().publish("orders.a", b"x")
+        settings = config(server.url, tmp_path / "a", **KEYED)
+        await capture_all(settings)
+        store = LocalStore(str(tmp_path / "a"))
+        data = store.read_note(watermark.path(STREAM))
+        assert data is not None
+        wrong = replace(watermark.decode(data), time=datetime(2300, 1, 1, tzinfo=UTC))
+        assert (await verify(settings)).exit_code(strict=True) == 0
+        store.write_note(watermark.path(STREAM), wrong.encode())
+        assert (await verify(settings)).exit_code(strict=True) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(30, "a")) as (_, settings):
+            store = LocalStore(str(tmp_path / "a"))
+            data = store.read_note(watermark.path(STREAM))
+            assert data is not None
+            other = replace(watermark.decode(data), stream="PAYMENTS")
+            store.write_note(watermark.path(STREAM), other.encode())
+            report = await verify(settings)
+        assert lines(report, "watermark: ") == [f"watermark: the watermark belongs to stream PAYMENTS, not {STREAM}"]
+        assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_filters_narrowed_and_widened_again_have_skipped_are_holes(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        both = ["orders.a", "orders.b"]
+        sections = {"source": {"filter_subjects": both}}
+        async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
+            for subjects in (both[:1], both):
+                await filtered(server.url, *subjects)
+                if subjects == both:
+                    report = await verify(settings)
+                    assert any("the consumer selects orders.a, orders.b now" in note for note in report.unchecked)
+                await publish(server.url, orders(10, "ab"))
+                await capture_all(settings)
+            report = await verify(settings)
+        assert [hole.first for hole in report.holes] == [12, 14, 16, 18, 20]
+        (line,) = lines(report, "watermark: ")
+        assert "12 is not" in line
+        assert "the consumer's filters were changed after sequence 10" in line
+        assert report.exit_code() == 1
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ unsigned objects
+
+
+def test_an_object_that_was_written_again_without_checksums_is_named_and_fails_a_strict_proof(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        async with captured(nats_server, root, orders(300)) as (_, settings):
+            name = objects(root)[2]
+            strip(root / name.path)
+            for deep in (False, True):
+                report = await verify(settings, deep=deep)
+                assert (report.complete, report.damaged, report.unsigned) == (True, (), (name.path,))
+                assert report.unsigned_objects == 1
+                assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+                assert len(lines(report, "without checksums: ")) == 1
+                assert f"  {name.path}" in report.as_text().splitlines()
+
+    asyncio.run(scenario())

@@ -1,0 +1,690 @@
+"""The proof of completeness, of archives that a real capture has made of real streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pyarrow.parquet as pq
+import pytest
+from nats.js.api import StreamConfig
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream import range_reader
+from jetcapture_py.store import LocalStore
+from jetcapture_py.verify import scan
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
+from tests.support import s3
+from tests.support.archives import encoded, merge, put
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    Message,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    rows,
+    running,
+    until,
+)
+
+Start = Callable[..., NatsServer]
+KEYED = {"key": "{subject[1]}", "block": {"max_messages": 50}}
+
+
+def orders(count: int, keys: str = "abc") -> list[Message]:
+    return [(f"orders.{keys[index % len(keys)]}", b"%d" % index, None) for index in range(count)]
+
+
+def sequences(root: Path, names: Iterable[ObjectName] | None = None) -> set[int]:
+    """What the archive, or these objects of it, hold."""
+    if names is None:
+        return {row[layout.SEQ] for quarantine in (False, True) for row in rows(root, quarantine=quarantine)}
+    tables = [pq.ParquetFile(root / name.path).read([layout.SEQ]) for name in names]
+    return {seq for table in tables for seq in table.column(0).to_pylist()}
+
+
+def remove(root: Path, *names: ObjectName) -> set[int]:
+    """Remove these objects; what they held."""
+    lost = sequences(root, names)
+    for name in names:
+        (root / name.path).unlink()
+    return lost
+
+
+def holes(report: Report) -> set[int]:
+    """The sequences in the report's holes, when they are whole ranges."""
+    found = {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)}
+    assert len(found) == report.missing == sum(hole.messages or 0 for hole in report.holes)
+    return found
+
+
+def gaps(report: Report) -> set[int]:
+    found = {seq for gap in report.gaps for seq in range(gap.first, gap.last + 1)}
+    assert len(found) == report.gap_sequences
+    return found
+
+
+@contextlib.asynccontextmanager
+async def captured(
+    nats_server: Start, root: Path, messages: list[Message], **sections: Any
+) -> AsyncIterator[tuple[NatsServer, Config]]:
+    server = nats_server()
+    await publish(server.url, messages)
+    settings = config(server.url, root, **{**KEYED, **sections})
+    await capture_all(settings)
+    yield server, settings
+
+
+# ------------------------------------------------------------------ complete, and not
+
+
+def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(1000)) as (_, settings):
+            report = await verify(settings)
+            last = max(rows(tmp_path / "a"), key=lambda row: int(row[layout.SEQ]))
+        assert report.complete
+        assert (report.stored, report.ack_floor, report.up_to) == (1000, 1000, 1000)
+        assert report.up_to_time == last[layout.TIMESTAMP]
+        assert (report.missing, report.duplicates, report.damaged, report.foreign) == (0, 0, (), ())
+        assert (report.holes, report.gaps, report.unchecked, report.older) == ((), (), (), 0)
+        assert report.objects == len(objects(tmp_path / "a")) > 20
+        assert report.watermark is not None
+        assert (report.watermark.seq, report.watermark.problem) == (1000, "")
+        assert report.as_text().startswith("complete: every one of 1,000 messages up to sequence 1000 (20")
+
+    asyncio.run(scenario())
+
+
+def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(600, "a")) as (_, settings):
+            victim = objects(tmp_path / "a")[3]
+            times = {row[layout.SEQ]: row[layout.TIMESTAMP] for row in rows(tmp_path / "a")}
+            lost = remove(tmp_path / "a", victim)
+            report = await verify(settings)
+        assert holes(report) == lost
+        for hole in report.holes:
+            assert (hole.first_time, hole.last_time) == (times[hole.first], times[hole.last])
+            assert not {hole.first - 1, hole.last + 1} & lost
+        assert not report.complete
+        assert report.proven
+        assert report.missing == victim.rows
+        assert report.watermark is not None
+        assert f"{victim.first_seq} is not" in report.watermark.problem
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        filtered = {"source": {"filter_subjects": ["orders.b", "orders.c"]}}
+        async with captured(nats_server, tmp_path / "a", orders(2000, "bxcxxxxxxxxxxxxxxxxx"), **filtered) as (
+            _,
+            settings,
+        ):
+            assert (await verify(settings)).complete
+            stored = sequences(tmp_path / "a")
+            lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
+            report = await verify(settings)
+        assert stored == {seq for seq in range(1, 2001) if seq % 20 in (1, 3)}
+        assert (report.missing, report.stored) == (len(lost), 200 - len(lost))
+        assert {seq for seq in stored for hole in report.holes if hole.first <= seq <= hole.last} >= lost
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_were_deleted_from_the_stream_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, orders(300))
+        async with connection(server.url) as client:
+            for seq in (5, 6, 100, 299):
+                await client.jetstream().delete_msg(STREAM, seq)
+            settings = config(server.url, tmp_path / "a", **KEYED)
+            await capture_all(settings)
+            await client.jetstream().purge_stream(STREAM, subject="orders.b")
+        report = await verify(settings)
+        assert report.complete
+        assert report.stored == 296
+
+    asyncio.run(scenario())
+
+
+def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        messages: list[Message] = [
+            ("orders.a", b'{"n":%d}' % index if index % 10 else b"{half", None) for index in range(200)
+        ]
+        json = {"decode": {"format": "json", "columns": {"n": "int64"}}}
+        async with captured(nats_server, tmp_path / "a", messages, **json) as (_, settings):
+            report = await verify(settings)
+            assert report.complete
+            assert (report.stored, report.quarantined) == (200, 20)
+            lost = remove(tmp_path / "a", *(name for name in objects(tmp_path / "a") if name.quarantine))
+            assert holes(await verify(settings)) == lost == set(range(1, 200, 10))
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_acknowledged_yet_is_not_missing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(200)) as (server, settings):
+            async with running(config(server.url, tmp_path / "a", key="")):
+                await publish(server.url, orders(100))
+
+                async def delivered() -> bool:
+                    return bool((await consumer(server.url)).num_ack_pending == 100)
+
+                await until(delivered, "they are delivered")
+                report = await verify(settings)
+            assert report.complete
+            assert (report.ack_floor, report.stored) == (200, 200)
+            assert (await verify(settings)).stored == 300
+
+    asyncio.run(scenario())
+
+
+def test_copies_are_counted_and_nothing_is_missing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):
+            names = objects(tmp_path / "a")
+            merge(tmp_path / "a", names[:2], keep=True)
+            report = await verify(settings)
+            assert report.complete
+            assert report.duplicates == names[0].rows + names[1].rows
+            assert f"duplicates: {report.duplicates} further copies; readers drop them" in report.as_text()
+            (tmp_path / "a" / names[0].path).write_bytes(b"no object")
+            report = await verify(settings)
+            assert (report.missing, report.duplicates, report.damaged_objects) == (0, names[1].rows, 1)
+            assert (report.complete, report.exit_code()) == (False, 1)
+
+    asyncio.run(scenario())
+
+
+def test_compacted_objects_hold_what_their_sources_held(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(600)) as (_, settings):
+            for key in "abc":
+                merge(tmp_path / "a", [name for name in objects(tmp_path / "a") if name.key == key])
+            report = await verify(settings, deep=True)
+            assert report.complete
+            assert (report.objects, report.duplicates, report.stored) == (3, 0, 600)
+            lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
+            assert holes(await verify(settings)) == lost
+
+    asyncio.run(scenario())
+
+
+def test_objects_that_compaction_moves_meanwhile_are_found_again(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(400, "a")) as (_, settings):
+            names = objects(tmp_path / "a")
+            examined, first, merged = scan._examined, threading.Lock(), list[Path]()
+
+            def compacting(*arguments: Any, **named: Any) -> Any:
+                with first:
+                    if not merged:
+                        merged.append(merge(tmp_path / "a", names[2:]))
+                return examined(*arguments, **named)
+
+            monkeypatch.setattr(scan, "_examined", compacting)
+            report = await verify(settings)
+        assert len(names) > 4
+        assert report.complete
+        assert report.objects == 3
+        assert (report.stored, report.duplicates) == (400, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_hole_is_closed_by_capturing_it_again_with_another_consumer(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(600)) as (server, settings):
+            names = objects(tmp_path / "a")
+            damaged = tmp_path / "a" / names[5].path
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+            report = await verify(settings)
+            assert report.missing == names[5].rows
+            for problem in report.damaged:
+                (tmp_path / "a" / problem.path).unlink()
+            first = {"deliver_policy": "by_start_sequence", "start_sequence": report.holes[0].first}
+            await capture_all(config(server.url, tmp_path / "a", **KEYED, source={"consumer": "repair", **first}))
+            report = await verify(settings)
+        assert report.complete
+        assert report.stored == 600
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ lives
+
+
+async def recreate(url: str, messages: list[Message]) -> None:
+    async with connection(url) as client:
+        await client.jetstream().delete_stream(STREAM)
+    await publish(url, messages)
+
+
+def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
+            before = set(objects(tmp_path / "a"))
+            await recreate(server.url, orders(200, "a"))
+            await capture_all(settings)
+            report = await verify(settings)
+            assert report.complete
+            assert (report.stored, report.older, report.duplicates) == (200, 300, 0)
+            assert "300 messages of earlier lives" in report.as_text()
+            lost = remove(tmp_path / "a", min(set(objects(tmp_path / "a")) - before, key=lambda name: name.path))
+            assert holes(await verify(settings)) == lost
+
+    asyncio.run(scenario())
+
+
+def test_lives_that_compaction_has_merged_are_told_apart_by_their_times(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
+            await recreate(server.url, orders(200, "a"))
+            await capture_all(settings)
+            names = objects(tmp_path / "a")
+            for bucket in {name.bucket for name in names}:
+                merge(tmp_path / "a", [name for name in names if name.bucket == bucket])
+            report = await verify(settings)
+            assert report.complete
+            assert (report.stored, report.older, report.duplicates) == (200, 300, 0)
+            await recreate(server.url, orders(50, "a"))
+            await capture_all(settings)
+            report = await verify(settings)
+            assert report.complete
+            assert (report.stored, report.older) == (50, 500)
+
+    asyncio.run(scenario())
+
+
+def test_objects_that_do_not_say_which_life_they_are_of_are_told_by_their_times(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, orders(3))
+        settings = config(server.url, tmp_path / "a")
+        await capture_all(settings)
+        stored = rows(tmp_path / "a")
+        remove(tmp_path / "a", *objects(tmp_path / "a"))
+        times = [int(row[layout.TIMESTAMP].timestamp() * 1_000_000) for row in stored]
+        year = 365 * 86_400 * 1_000_000
+        put(tmp_path / "a", encoded([(1, times[0]), (2, times[1] - year)], created=""))
+        put(tmp_path / "a", encoded([(3, times[2])], created=""))
+        report = await verify(settings)
+        assert (holes(report), report.stored, report.older) == ({2}, 2, 1)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ what cannot be proven
+
+
+def test_below_the_streams_first_message_there_are_only_gaps(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(200, "a")) as (server, settings):
+            for _ in range(2):
+                await publish(server.url, orders(200, "a"))
+                await capture_all(settings)
+            async with connection(server.url) as client:
+                await client.jetstream().purge_stream(STREAM, seq=440)
+            report = await verify(settings)
+            assert report.complete
+            assert report.gaps == ()
+            names = objects(tmp_path / "a")
+            lost = remove(tmp_path / "a", next(name for name in names if name.first_seq == 201))
+            report = await verify(settings)
+            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
+            assert gaps(report) == lost
+            lost |= remove(tmp_path / "a", *(name for name in names if 400 < name.first_seq < 440))
+            report = await verify(settings)
+            assert holes(report) == {seq for seq in lost if seq >= 440} != set()
+            assert gaps(report) == {seq for seq in lost if seq < 440}
+            begin = remove(tmp_path / "a", *(name for name in names if name.first_seq < 200))
+            report = await verify(settings)
+            assert gaps(report) == {seq for seq in lost if max(begin) < min(sequences(tmp_path / "a")) < seq < 440}
+            first = min(sequences(tmp_path / "a"))
+            assert f"sequences 1 to {first - 1}: the stream no longer has them" in report.as_text()
+
+    asyncio.run(scenario())
+
+
+def test_an_empty_stream_and_an_empty_archive_prove_nothing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(60, "a")) as (server, settings):
+            async with connection(server.url) as client:
+                await client.jetstream().purge_stream(STREAM)
+            assert (await verify(settings)).complete
+            remove(tmp_path / "a", *objects(tmp_path / "a"))
+            report = await verify(settings)
+        assert (report.complete, report.proven, report.exit_code()) == (False, False, 1)
+        assert report.as_text().startswith("NOT proven")
+
+    asyncio.run(scenario())
+
+
+def test_a_work_queue_is_checked_for_continuity(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        async with connection(server.url) as client:
+            queue = StreamConfig(name=STREAM, subjects=["orders.>"], retention="workqueue")  # type: ignore[arg-type]
+            await client.jetstream().add_stream(queue)
+            for _, payload, _ in orders(300):
+                await client.jetstream().publish("orders.a", payload)
+        settings = config(server.url, tmp_path / "a", **KEYED)
+        await capture_all(settings)
+        report = await verify(settings)
+        assert report.complete
+        assert any("retention workqueue" in note for note in report.unchecked)
+        lost = remove(tmp_path / "a", objects(tmp_path / "a")[2])
+        report = await verify(settings)
+        assert gaps(report) == lost
+        assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("gone", ["consumer", "stream", "server"])
+def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_server: Start, tmp_path: Path, gone: str) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
+            lost = remove(tmp_path / "a", objects(tmp_path / "a")[2])
+            async with connection(server.url) as client:
+                if gone == "consumer":
+                    await client.jetstream().delete_consumer(STREAM, CONSUMER)
+                elif gone == "stream":
+                    await client.jetstream().delete_stream(STREAM)
+            if gone == "server":
+                server.kill()
+            report = await verify(settings)
+        assert (report.complete, report.proven, report.exit_code()) == (False, False, 1)
+        assert (report.holes, report.missing) == ((), 0)
+        assert gaps(report) == lost
+        assert report.as_text().startswith("NOT proven: 250 messages")
+        assert any(note.startswith("the stream: ") for note in report.unchecked)
+
+    asyncio.run(scenario())
+
+
+def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
+            store = LocalStore(str(tmp_path / "a"))
+            data = store.read_note(watermark.path(STREAM))
+            assert data is not None
+            found = watermark.decode(data)
+            async with running(config(server.url, tmp_path / "a", key="")):
+                await publish(server.url, orders(100))
+
+                async def delivered() -> bool:
+                    return bool((await consumer(server.url)).num_ack_pending == 100)
+
+                await until(delivered, "they are delivered")
+                store.write_note(watermark.path(STREAM), replace(found, seq=340).encode())
+                report = await verify(settings)
+            assert report.watermark is not None
+            assert "40 messages between the ack floor 300 and there are not" in report.watermark.problem
+            assert (report.missing, report.complete) == (0, False)
+            store.write_note(watermark.path(STREAM), replace(found, seq=10_000).encode())
+            report = await verify(settings)
+            assert report.watermark is not None
+            assert "the stream ends with 400" in report.watermark.problem
+            store.write_note(watermark.path(STREAM), b"{half")
+            report = await verify(settings)
+            assert report.watermark is not None
+            assert "damaged" in report.watermark.problem
+            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ where a consumer starts
+
+
+def test_a_consumer_that_starts_at_a_sequence_owes_nothing_before_it(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        late = {"source": {"deliver_policy": "by_start_sequence", "start_sequence": 101}}
+        async with captured(nats_server, tmp_path / "a", orders(300, "a"), **late) as (_, settings):
+            report = await verify(settings)
+            assert report.complete
+            assert report.stored == 200
+            lost = remove(tmp_path / "a", next(name for name in objects(tmp_path / "a") if name.first_seq == 101))
+            assert holes(await verify(settings)) == lost
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_that_starts_at_a_time_owes_nothing_before_it(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, orders(100, "a"))
+        await asyncio.sleep(0.01)
+        start = datetime.now(UTC)
+        await publish(server.url, orders(100, "a"))
+        late = {"deliver_policy": "by_start_time", "start_time": start}
+        settings = config(server.url, tmp_path / "a", **{**KEYED, "source": late})
+        await capture_all(settings)
+        report = await verify(settings)
+        assert report.complete
+        assert report.stored == 100
+        lost = remove(tmp_path / "a", next(name for name in objects(tmp_path / "a") if name.first_seq == 101))
+        assert holes(await verify(settings)) == lost
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("policy", ["new", "last", "last_per_subject"])
+def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_is_the_first_one_owed(
+    nats_server: Start, tmp_path: Path, policy: str
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, orders(100, "a"))
+        source = {"deliver_policy": policy, "filter_subjects": ["orders.>"]}  # which the server wants for the last one
+        new = config(server.url, tmp_path / "a", **{**KEYED, "source": source})
+        await capture_all(new)
+        for count in (20, 180):
+            await publish(server.url, orders(count, "a"))
+            await capture_all(new)
+        report = await verify(new)
+        assert report.complete
+        assert report.missing == 0
+        assert any(policy in note for note in report.unchecked)
+        assert {seq for seq in sequences(tmp_path / "a") if seq > 100} == set(range(101, 301))
+        lost = remove(tmp_path / "a", max(objects(tmp_path / "a"), key=lambda name: name.last_seq))
+        assert holes(await verify(new)) == lost
+        remove(tmp_path / "a", *(name for name in objects(tmp_path / "a") if 100 < name.first_seq <= 120))
+        began = min(seq for seq in sequences(tmp_path / "a") if seq > 100)
+        assert began > 120
+        report = await verify(new)
+        assert holes(report) == {seq for seq in lost if seq > began}
+        assert not any("no longer has" in note for note in report.unchecked)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ places
+
+
+def test_every_root_of_an_archive_with_the_key_in_its_url_is_found(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        template = f"{tmp_path}/a/for-{{key}}/nats"
+        async with captured(nats_server, Path(template), orders(300)) as (_, settings):
+            report = await verify(settings)
+            assert report.complete
+            assert (report.stored, report.watermark) == (300, None)
+            (victim, *others) = sorted((tmp_path / "a").rglob("*.parquet"))
+            moved = tmp_path / "a" / "for-b" / victim.relative_to(tmp_path / "a" / "for-a")
+            moved.parent.mkdir(parents=True)
+            victim.rename(moved)
+            report = await verify(settings)
+            assert report.foreign == (moved.relative_to(tmp_path / "a").as_posix(),)
+            assert report.objects == len(others)
+            assert len(holes(report)) == report.missing == 300 - report.stored > 0
+
+    asyncio.run(scenario())
+
+
+def test_an_archive_in_s3_is_proven_as_one_on_disk(nats_server: Start, tmp_path: Path) -> None:
+    with s3.serve() as endpoint:
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id="dummy",
+            aws_secret_access_key="dummy-secret",
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket="archive")
+        options = {**s3.CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint}}
+
+        async def scenario() -> None:
+            server = nats_server()
+            await publish(server.url, orders(300))
+            settings = config(server.url, "s3://archive/nats", **KEYED, store={"options": options})
+            await capture_all(settings)
+            for deep in (False, True):
+                report = await verify(settings, deep=deep)
+                assert report.complete
+                assert report.stored == 300
+            names = [name for name in s3.names(endpoint, "s3://archive/nats") if name.endswith(".parquet")]
+            client.delete_object(Bucket="archive", Key=names[0])
+            client.put_object(Bucket="archive", Key=names[1], Body=b"PAR1 no more PAR1")
+            client.put_object(Bucket="archive", Key=f"nats/{STREAM}/README", Body=b"hello")
+            gone = [layout.parse_path(name.removeprefix("nats/")) for name in names[:2]]
+            report = await verify(settings)
+            assert [problem.path for problem in report.damaged] == [names[1].removeprefix("nats/")]
+            assert report.foreign == (f"{STREAM}/README",)
+            assert report.missing == sum(name.rows for name in gone if name is not None)
+
+        asyncio.run(scenario())
+        client.close()
+
+
+# ------------------------------------------------------------------ reading the stream
+
+
+def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_reader, "BATCH", 500)
+    monkeypatch.setattr(range_reader, "ENOUGH", 100)
+
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(6000, "a")) as (server, settings):
+            for name in objects(tmp_path / "a"):
+                (tmp_path / "a" / name.path).unlink()
+            killed: list[int] = []
+
+            def kill_once(stage: str, done: int, total: int) -> None:
+                if stage == "stream" and not killed:
+                    killed.append(done)
+                    server.kill()
+                    server.start()
+
+            report = await verify(settings, progress=kill_once)
+        assert 0 < killed[0] < 6000
+        assert holes(report) == set(range(1, 6001))
+        assert len(report.holes) == 1
+
+    asyncio.run(scenario())
+
+
+def test_it_leaves_nothing_behind_on_the_server(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(200, "a")) as (server, settings):
+            remove(tmp_path / "a", objects(tmp_path / "a")[0])
+            before = await consumer(server.url)
+            await verify(settings)
+            async with connection(server.url) as client:
+                names = [each.name for each in await client.jetstream().consumers_info(STREAM)]
+            after = await consumer(server.url)
+        assert names == [CONSUMER]
+        assert (after.delivered, after.ack_floor, after.num_pending) == (
+            before.delivered,
+            before.ack_floor,
+            before.num_pending,
+        )
+
+    asyncio.run(scenario())
+
+
+def test_a_random_loss_is_told_exactly(nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(4)
+    monkeypatch.setattr("jetcapture_py.verify.proof.CLOSE", 8)  # so that it is read in many ranges
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [(f"orders.{chance.choice('aabcd')}", b"x", None) for _ in range(3000)])
+        filters = ["orders.a", "orders.b", "orders.c"]
+        settings = config(server.url, tmp_path / "a", **{**KEYED, "source": {"filter_subjects": filters}})
+        await capture_all(settings)
+        captured_all = sequences(tmp_path / "a")
+        deleted = set(chance.sample(range(1, 3001), 100))
+        async with connection(server.url) as client:
+            for seq in deleted:
+                await client.jetstream().delete_msg(STREAM, seq)
+            await client.jetstream().purge_stream(STREAM, seq=200)
+        remove(tmp_path / "a", *chance.sample(objects(tmp_path / "a"), 15))
+        left = sequences(tmp_path / "a")
+        report = await verify(settings)
+        expected = {seq for seq in captured_all - left - deleted if seq >= 200}
+        assert report.missing == len(expected) > 100
+        assert report.stored == len(left)
+        inside = {seq for seq in expected for hole in report.holes if hole.first <= seq <= hole.last}
+        assert inside == expected
+        there = left - deleted - set(range(200))
+        assert not any(hole.first < seq < hole.last for seq in there for hole in report.holes)
+        ends = {hole.first for hole in report.holes} | {hole.last for hole in report.holes}
+        assert ends <= expected
+        assert gaps(report) == {seq for seq in range(min(left), min(200, 3000)) if seq not in left}
+
+    asyncio.run(scenario())
+
+
+def test_a_proof_that_is_cancelled_ends_soon(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with captured(nats_server, tmp_path / "a", orders(3000), block={"max_messages": 5}) as (_, settings):
+            examined: list[Any] = []
+            real = scan._examined
+
+            def slowly(*arguments: Any, **named: Any) -> Any:
+                examined.append(arguments)
+                if len(examined) == 10:
+                    loop.call_soon_threadsafe(task.cancel)
+                time.sleep(0.01)
+                return real(*arguments, **named)
+
+            monkeypatch.setattr(scan, "_examined", slowly)
+            loop, task = asyncio.get_running_loop(), asyncio.create_task(verify(settings))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await loop.shutdown_default_executor()
+        assert len(examined) < 100 < len(objects(tmp_path / "a"))
+
+    asyncio.run(scenario())

@@ -1,0 +1,75 @@
+"""Java options with which Spark starts in a fraction of the time: the tests start dozens of JVMs, and few live long.
+
+    python -m tests.support.java
+
+keeps Spark's loaded classes in a file of the virtual environment, from which later JVMs map them. Without that file,
+or with another Java, a JVM loads its classes as usual.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+VARIABLE = "SPARK_SUBMIT_OPTS"
+"""Read by every script of Spark that starts a JVM."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
+PATIENT = "-Dspark.python.authenticate.socketTimeout=300s"
+"""Spark waits 15 seconds for a Python worker, which a busy machine may not start in that time."""
+
+
+def classes() -> Path:
+    """Where the classes of this Spark are kept."""
+    return Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
+
+
+def use() -> None:
+    """Have every Spark that this process and its children start use these options, unless others are set."""
+    shared = f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable" if classes().exists() else ""
+    os.environ.setdefault(VARIABLE, f"{SHORT_LIVED} {PATIENT}{shared}")
+
+
+def only() -> dict[str, str]:
+    """This process's environment, with nothing else about Spark in it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == VARIABLE or not name.startswith(("SPARK_", "PYSPARK_"))
+    }
+
+
+def write() -> None:
+    """Run the core cases in a session of Spark that writes its classes to the file when it ends."""
+    from tests.integration.spark import core
+    from tests.integration.spark.conftest import Archive
+    from tests.support.nats_server import NatsServer
+    from tests.support.replays import add_stream
+
+    with tempfile.TemporaryDirectory() as place:
+        home, written = Path(place), Path(place) / "classes.jsa"
+        options = f"{SHORT_LIVED} {PATIENT} -XX:ArchiveClassesAtExit={written} -Xlog:disable"
+        archive = Archive(home / "archive")
+        core.fill(archive)
+        with NatsServer(home / "nats") as server:
+            add_stream(server.url, "CLASSES", "classes.>")
+            done = subprocess.run(
+                [sys.executable, "-m", core.__name__, archive.url, server.url, "CLASSES", "remote"],
+                capture_output=True,  # which ends when the JVM has ended
+                text=True,
+                check=False,
+                env={**os.environ, VARIABLE: options},
+            )
+        if written.exists():
+            written.replace(classes())
+        else:
+            print(f"Spark's classes cannot be kept, so each Spark starts slowly: {done.stderr[-1000:]}")
+
+
+if __name__ == "__main__":
+    if not classes().exists():
+        print("Keeping Spark's classes for the tests …")
+        write()

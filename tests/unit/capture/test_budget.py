@@ -1,0 +1,62 @@
+"""The gate lets no more through than fits, in the order of arrival, and everything in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from jetcapture_py.capture.budget import WeightedSemaphore
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_within_never_weighs_more_than_the_limit_but_for_one_piece_alone(seed: int) -> None:
+    async def scenario() -> None:
+        draw, gate = random.Random(seed), WeightedSemaphore(100)
+        weights = [draw.choice((1, 10, 60, 100, 250)) for _ in range(60)]
+        within: list[int] = []
+        order: list[int] = []
+
+        async def work(number: int, weight: int, steps: int) -> None:
+            async with gate.acquire(weight):
+                order.append(number)
+                within.append(weight)
+                assert sum(within) <= 100 or within == [weight]
+                assert gate.taken == sum(within)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                within.remove(weight)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number, weight in enumerate(weights):
+                tasks.create_task(work(number, weight, draw.randrange(5)))
+        assert order == list(range(60))
+        assert gate.taken == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_who_is_cancelled_or_fails_leaves_room() -> None:
+    async def scenario() -> None:
+        gate = WeightedSemaphore(10)
+        async with gate.acquire(10):
+            waiting = [asyncio.create_task(_within(gate, 5)) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*waiting[1:]) == [10, 5]
+        with pytest.raises(ValueError, match="broken"):
+            async with gate.acquire(10):
+                raise ValueError("broken")
+        assert gate.taken == 0
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+async def _within(gate: WeightedSemaphore, weight: int) -> int:
+    async with gate.acquire(weight):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return gate.taken

@@ -1,0 +1,80 @@
+"""Objects that are stored together, and a store that fails slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.capture import storing
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.errors import StoreError
+from tests.support.running import config
+
+
+class SlowlyFailing:
+    """Needs a moment to refuse the objects that begin with `refused`; takes all others."""
+
+    def __init__(self, *refused: int) -> None:
+        self.refused = set(refused)
+        self.asked: list[int] = []
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        self.asked.append(name.first_seq)
+        if name.first_seq in self.refused:
+            time.sleep(0.05)
+            raise StoreError("no answer in time")
+        return name.path
+
+    def probe(self) -> None:
+        """Nothing is asked of it here."""
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing, "PATIENCE", 0.02)
+    monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
+
+
+def state(store: SlowlyFailing, retry_for: str) -> CaptureState:
+    wanted = {"url": "file:///nowhere", "retry_for": retry_for, "concurrency": 1}
+    return CaptureState(config("nats://127.0.0.1:1", "/nowhere", store=wanted), store)
+
+
+def encoded(seq: int) -> EncodedBlock:
+    name = ObjectName(
+        stream="S", key="k", bucket=0, first_seq=seq, last_seq=seq, rows=1, digest=f"{seq:016x}", quarantine=False
+    )
+    return EncodedBlock(name=name, data=pa.py_buffer(b"content"), messages=1, duplicates=0)
+
+
+def test_a_store_that_is_silent_costs_one_timeout_for_a_turn_and_not_one_for_each_object(hasty: None) -> None:
+    store = SlowlyFailing(*range(10))
+
+    async def scenario() -> None:
+        async for _ in storing.put_all(state(store, "1ms"), [encoded(seq) for seq in range(10)]):
+            pytest.fail("nothing was stored")
+
+    with pytest.raises(StoreError, match="no answer in time"):
+        asyncio.run(scenario())
+    assert store.asked == [0]
+
+
+def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_stored(hasty: None) -> None:
+    store = SlowlyFailing(0, 3)
+
+    async def scenario() -> None:
+        found: list[int] = []
+        objects = [encoded(seq) for seq in range(10)]
+        async for index, _ in storing.put_all(state(store, "60s"), objects):
+            found.append(index)
+            if len(found) == 8:
+                assert sorted(found) == [1, 2, 4, 5, 6, 7, 8, 9]
+                store.refused.clear()
+        assert sorted(found) == list(range(10))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -1,0 +1,213 @@
+"""The columnar way builds the same bytes as the plain one, and acknowledgements are received as the stock parser has
+them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nats.protocol.parser import Parser
+
+from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.publish.frames import (
+    byte_strings,
+    check_subject,
+    frame,
+    frames,
+    header_block,
+    header_blocks,
+    unusual_subjects,
+    without,
+)
+from jetcapture_py.jetstream.wire.client import Connection
+from jetcapture_py.jetstream.wire.inbox import Inbox
+from tests.unit.jetstream.wire.test_client import messages_in
+
+names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\0"), max_size=6)
+lists = st.none() | st.lists(st.none() | texts, max_size=3)
+maps = st.none() | st.lists(st.tuples(names, lists), max_size=3, unique_by=lambda entry: entry[0])
+rows = st.lists(st.tuples(maps, st.none() | texts, st.none() | texts), min_size=1, max_size=12)
+Entry = list[tuple[str, list[str | None] | None]] | None
+
+
+def expected(headers: Entry, extra: dict[str, str | None]) -> bytes:
+    given_ = [(name, value) for name, value in extra.items() if value is not None]
+    if headers is None and not given_:
+        return b""
+    own = [
+        (name, value)
+        for name, values in headers or ()
+        if name not in extra
+        for value in values or ()
+        if value is not None
+    ]
+    return header_block([*own, *given_])
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows, st.integers(0, 12), st.integers(0, 12), st.booleans())
+def test_blocks_of_columns_are_those_of_their_rows(
+    drawn: list[tuple[Entry, str | None, str | None]], start: int, length: int, several: bool
+) -> None:
+    headers = pa.array([row[0] for row in drawn], HEADERS_TYPE).slice(start, length)
+    extra = {"X-Y": pa.array([row[1] for row in drawn], pa.string()).slice(start, length)}
+    if several:
+        extra["Nats-Msg-Id"] = pa.array([row[2] for row in drawn], pa.string()).slice(start, length)
+    part = drawn[start : start + length]
+    wanted = [expected(row[0], {"X-Y": row[1], **({"Nats-Msg-Id": row[2]} if several else {})}) for row in part]
+    found = header_blocks(headers, extra, len(part))
+    assert (found.to_pylist() if found is not None else [b""] * len(part)) == wanted
+
+
+@given(rows, st.integers(0, 12), st.sets(names))
+def test_headers_are_taken_out_by_name(
+    drawn: list[tuple[Entry, str | None, str | None]], start: int, refused: set[str]
+) -> None:
+    headers = pa.array([row[0] for row in drawn], HEADERS_TYPE).slice(start)
+    wanted = [
+        None if row[0] is None else [entry for entry in row[0] if entry[0] not in refused] for row in drawn[start:]
+    ]
+    assert without(headers, refused.__contains__).to_pylist() == wanted
+
+
+def test_a_null_map_with_entries_behind_it_has_none() -> None:
+    entries = pa.array(["A", "B", "A"]), pa.array([["1"], ["2"], ["3"]], pa.list_(pa.string()))
+    hidden = pa.MapArray.from_arrays(
+        pa.array([0, 1, 2, 3], pa.int32()), *entries, type=HEADERS_TYPE, mask=pa.array([False, True, False])
+    )
+    blocks = [b"NATS/1.0\r\nA: 1\r\n\r\n", b"", b"NATS/1.0\r\nA: 3\r\n\r\n"]
+    found = header_blocks(hidden, {}, 3)
+    assert found is not None
+    assert found.to_pylist() == blocks
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "a.b", "é"]), st.binary(max_size=40), st.sampled_from([b"", b"H", b"NATS"])),
+        min_size=1,
+        max_size=9,
+    ),
+    st.booleans(),
+)
+def test_frames_of_columns_are_those_of_their_rows(messages: list[tuple[str, bytes, bytes]], bare: bool) -> None:
+    replies = [b"_INBOX.%d" % number for number in range(len(messages))]
+    blocks = None if bare else pa.array([block for _, _, block in messages], pa.binary())
+    found = frames(
+        pa.array([subject.encode() for subject, _, _ in messages], pa.binary()),
+        pa.array(replies, pa.binary()),
+        blocks,
+        pa.array([payload for _, payload, _ in messages], pa.binary()),
+    )
+    assert found == [
+        frame(subject, reply, b"" if bare else block, payload)
+        for (subject, payload, block), reply in zip(messages, replies, strict=True)
+    ]
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 9))
+def test_byte_strings_are_the_elements(values: list[bytes], start: int) -> None:
+    assert byte_strings(pa.array(values, pa.binary()).slice(start)) == values[start:]
+
+
+@given(st.lists(st.text(max_size=8) | st.sampled_from(["a.b", "a..b", "$JS.x", "a.*", "x" * 4000]), max_size=9))
+def test_a_subject_that_is_not_looked_at_is_a_valid_one(subjects: list[str]) -> None:
+    plain = set(subjects) - set(unusual_subjects(pa.array(subjects, pa.string())))
+    for subject in plain:
+        check_subject(subject)
+
+
+def test_ordinary_subjects_are_not_looked_at_one_by_one() -> None:
+    subjects = pa.array([f"orders.EU-1_x.{number}" for number in range(100)])
+    assert unusual_subjects(subjects) == []
+
+
+@pytest.mark.parametrize("subject", ["a b", "a\n", "a.*", ">", ".", "$SYS.x", "y" * 4000, "é\u2028"])
+def test_a_subject_that_is_refused_is_looked_at(subject: str) -> None:
+    assert unusual_subjects(pa.array(["ok", subject, subject])) == [subject]
+    with pytest.raises(SourceError):
+        check_subject(subject)
+
+
+# ------------------------------------------------------------------ acknowledgements
+
+ACKS, STATUSES = 5, 6
+
+
+class Fast(Connection):
+    """A connection without a socket, with a subscription that takes messages without a reply, and an ordinary one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: defaultdict[int, list[tuple[bytes, ...]]] = defaultdict(list)
+        self.acks = Inbox(lambda: None, statuses=False)
+        self.register(ACKS, self.acks)
+        ordinary = Inbox(lambda: None)
+        ordinary.on_status = lambda subject, block: self.seen[STATUSES].append((subject, block, b""))
+        self.register(STATUSES, ordinary)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if sid in self.inboxes:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            self.seen[sid].append((subject, headers or b"", data))
+
+
+class Stock:
+    """What the stock parser makes of the same."""
+
+    def __init__(self) -> None:
+        self.seen: defaultdict[int, list[tuple[bytes, ...]]] = defaultdict(list)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self.seen[sid].append((subject, headers or b"", b"" if sid == STATUSES else data))
+
+
+def feed(parser: Any, chunks: Sequence[bytes]) -> None:
+    for chunk in chunks:
+        with pytest.raises(StopIteration):
+            parser.parse(chunk).send(None)
+
+
+HEADED = b"NATS/1.0 503\r\n\r\n"
+answers = st.one_of(
+    st.binary(max_size=30).map(lambda data: b"MSG _INBOX.1 5 %d\r\n%b\r\n" % (len(data), data)),
+    st.just(b"HMSG _INBOX.2 5 %d %d\r\n%b\r\n" % (len(HEADED), len(HEADED), HEADED)),
+    st.just(b"HMSG _INBOX.3 5 %d %d\r\n%bdata\r\n" % (len(HEADED), len(HEADED) + 4, HEADED)),
+    st.just(b"HMSG _INBOX.4 6 %d %d\r\n%b\r\n" % (len(HEADED), len(HEADED), HEADED)),
+    st.just(b"MSG other 7 3\r\nabc\r\n"),
+    st.just(b"MSG other 55 3\r\nabc\r\n"),
+    st.just(b"+OK\r\n"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(answers, max_size=9).map(b"".join), st.lists(st.integers(0, 400), max_size=6))
+def test_messages_without_a_reply_arrive_whole_and_in_order(data: bytes, cuts: list[int]) -> None:
+    places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    chunks = [data[start:stop] for start, stop in pairwise(places)]
+    fast, stock = Fast(), Stock()
+    feed(fast._ps, chunks)
+    feed(Parser(stock), chunks)
+    rows = fast.acks.take(1 << 40)
+    found = messages_in(rows)
+    assert all(reply == b"" for _, reply, _, _ in found)
+    if found:
+        fast.seen[ACKS] = [(subject, headers, payload) for subject, _, headers, payload in found]
+    assert fast.seen == stock.seen
+    assert fast.acks.total == len(rows)
+
+
+def test_a_subscription_that_is_forgotten_gets_nothing_more() -> None:
+    fast = Fast()
+    fast.forget(ACKS)
+    feed(fast._ps, [b"MSG _INBOX.1 5 1\r\nx\r\n"])
+    assert (fast.acks.total, fast.seen[ACKS]) == (0, [(b"_INBOX.1", b"", b"x")])

@@ -1,0 +1,63 @@
+"""When a range of a stream has been read, and when something of it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+
+PLAIN = "$JS.ACK.S.C.1.{seq}.{count}.1700000000000000000.{pending}"
+LONG = "$JS.ACK.hub.ACCOUNT.S.C.1.{seq}.{count}.1700000000000000000.{pending}.random"
+
+
+class Reader(RangeReader):
+    """Reads 1 to 100 from a consumer that exists, message by message as the test says."""
+
+    def __init__(self) -> None:
+        session = cast("Any", SimpleNamespace(connection=None, api=None))
+        super().__init__(session, StreamRange(stream="S", first=1, end=101))
+        self._consumer = "C"
+
+    def receive(self, *replies: bytes) -> tuple[bool, str]:
+        """Whether all has come, and what is wrong."""
+        for reply in replies[:-1]:
+            self._inbox.rows.append(self._inbox._memory, b"orders", reply, b"", b"")
+            self._inbox.total += 1
+        self._inbox.accept(1, b"orders", replies[-1], b"", b"")
+        return self._complete or self._drained, self._trouble
+
+    @property
+    def waiting(self) -> int:
+        return len(self._inbox.rows)
+
+
+def reply(form: str, seq: int, count: int, pending: int = 5) -> bytes:
+    return form.format(seq=seq, count=count, pending=pending).encode()
+
+
+@pytest.mark.parametrize("form", [PLAIN, LONG])
+def test_it_ends_at_or_beyond_the_last_sequence_or_with_nothing_pending(form: str) -> None:
+    async def scenario() -> None:
+        reader = Reader()
+        assert reader.receive(*(reply(form, 48 + count, count) for count in (1, 2, 3))) == (False, "")
+        assert reader.receive(reply(form, 103, 4)) == (True, "")
+        assert Reader().receive(reply(form, 50, 1, pending=0)) == (True, "")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("form", [PLAIN, LONG])
+def test_messages_that_the_server_sent_and_that_did_not_come_are_noticed(form: str) -> None:
+    async def scenario() -> None:
+        reader = Reader()
+        assert reader.receive(*(reply(form, 48 + count, count) for count in (1, 2, 3))) == (False, "")
+        missing = "messages sent by the server did not arrive"
+        assert reader.receive(reply(form, 60, 4), reply(form, 70, 7)) == (False, missing)
+        assert reader.receive(reply(form, 100, 8, pending=0)) == (False, missing)
+        assert reader.waiting == 3  # nothing behind a gap is handed on: the next consumer brings it again
+
+    asyncio.run(scenario())

@@ -1,0 +1,157 @@
+"""Nothing is read twice and nothing is left out, however the copies of messages lie in objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations, product
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from hypothesis import given
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from spark_jobs.reading.overlaps import Identities, resolve
+from tests.unit.properties import examples
+
+Message = tuple[int, int]
+Place = tuple[str | None, int]
+"""Key and bucket, which follow from the message."""
+
+ENCODER = Encoder(stream="S", interval=900, compression="none", writer="test")
+
+
+def encoded(place: Place, messages: Sequence[Message]) -> EncodedBlock:
+    """The object that a block with these messages becomes."""
+    known = {
+        layout.SEQ: pa.array([seq for seq, _ in messages], pa.int64()),
+        layout.TIMESTAMP: pa.array([time for _, time in messages], pa.timestamp("us", "UTC")),
+        layout.PAYLOAD: pa.array([b"%d/%d" % each for each in messages], pa.binary()),
+        REPLY: pa.array([b"r"] * len(messages), pa.binary()),
+    }
+    arrays = [known.get(field.name, pa.nulls(len(messages), field.type)) for field in ENVELOPE]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+    return ENCODER.encode(BlockId(key=place[0], bucket=place[1]), "age", [rows])
+
+
+def identities(block: EncodedBlock) -> tuple[list[int], list[int]]:
+    table = pq.read_table(pa.BufferReader(block.data), columns=[layout.SEQ, layout.TIMESTAMP])
+    times = pc.cast(table.column(layout.TIMESTAMP), pa.int64())
+    return table.column(layout.SEQ).to_pylist(), times.to_pylist()
+
+
+Stored = dict[ObjectName, list[Message]]
+
+
+def read(objects: Stored) -> list[tuple[Place, Message]]:
+    """What a reader gets that goes by the rule: disjoint objects as they are, the others as they are resolved."""
+
+    def known(names: Sequence[ObjectName]) -> list[Identities]:
+        columns = [np.array(objects[name], np.int64).reshape(-1, 2).T for name in names]
+        return [(seqs, times) for seqs, times in columns]
+
+    alone, shared = layout.split_overlapping(objects)
+    assert sorted(map(repr, (*alone, *shared))) == sorted(map(repr, objects))
+    found = resolve(shared, known)
+    rows = [((name.key, name.bucket), message) for name in (*alone, *found.whole) for message in objects[name]]
+    for name, ranges in found.parts.items():
+        rows += [((name.key, name.bucket), m) for m in objects[name] if any(a <= m[0] <= b for a, b in ranges)]
+    compared = {((name.key, name.bucket), message) for name in found.unresolved for message in objects[name]}
+    return sorted([*rows, *compared], key=repr)
+
+
+def name_of(place: Place, messages: Sequence[Message]) -> ObjectName:
+    """The name, by the format's rules alone."""
+    ordered = sorted(messages)
+    return ObjectName(
+        stream="S",
+        key=place[0],
+        bucket=place[1],
+        first_seq=ordered[0][0],
+        last_seq=ordered[-1][0],
+        rows=len(ordered),
+        digest=layout.digest(
+            np.array([seq for seq, _ in ordered], "<i8").tobytes(), np.array([t for _, t in ordered], "<i8").tobytes()
+        ),
+    )
+
+
+def subsets(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
+    for size in range(1, len(messages) + 1):
+        yield from combinations(messages, size)
+
+
+def test_every_way_in_which_three_objects_can_overlap() -> None:
+    """Four messages of a stream, and one of a later life of it that has the sequence of another."""
+    messages = [(1, 10), (2, 20), (2, 90), (3, 30), (4, 40)]
+    cases = 0
+    for contents in combinations(list(subsets(messages)), 3):
+        objects = {name_of(("a", 0), content): sorted(content) for content in contents}
+        assert len(objects) == 3, "another set of messages is another object"
+        expected = {message for content in contents for message in content}
+        assert [message for _, message in read(objects)] == sorted(expected, key=repr)
+        cases += 1
+    assert cases == 4495
+
+
+def test_every_order_in_which_objects_are_listed_gives_the_same() -> None:
+    contents = ([(1, 1), (5, 5)], [(2, 2), (3, 3)], [(3, 3), (6, 6)], [(7, 7)], [(3, 30)])
+    objects = [(name_of(("a", 0), content), content) for content in contents]
+    found = {tuple(read(dict(order))) for order in permutations(objects)}
+    assert len(found) == 1
+    assert len(next(iter(found))) == 7
+
+
+places = st.sampled_from([("a", 0), ("a", 900), (None, 0), ("None", 0), ("__HIVE_DEFAULT_PARTITION__", 0)])
+
+
+@examples(200)
+@given(
+    st.lists(
+        st.tuples(places, st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 1])), min_size=1, max_size=8)),
+        max_size=6,
+    ),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+def test_copies_compactions_and_later_lives_are_read_once(
+    blocks: list[tuple[Place, list[Message]]], chance: object, data: st.DataObject
+) -> None:
+    """Blocks are stored; some are delivered again in part; some are merged, and their sources are there still."""
+    contents = [(place, sorted({(seq, life * 1000 + seq) for seq, life in found})) for place, found in blocks]
+    for place, content in list(contents):
+        if data.draw(st.booleans()):
+            again = content[: data.draw(st.integers(1, len(content)))]
+            contents.append((place, again))
+    for place in {place for place, _ in contents}:
+        sources = [content for where, content in contents if where == place]
+        if len(sources) > 1 and data.draw(st.booleans()):
+            contents.append((place, sorted({message for content in sources for message in content})))
+            if data.draw(st.booleans()):
+                contents.remove((place, sources[0]))
+    objects = {name_of(place, content): content for place, content in contents}
+    expected = {(place, message) for place, content in contents for message in content}
+    assert read(objects) == sorted(expected, key=repr)
+
+
+@examples(60)
+@given(places, st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=20))
+def test_an_object_has_its_blocks_messages_once_in_order_under_the_name_that_follows_from_them(
+    place: Place, messages: list[Message]
+) -> None:
+    block = encoded(place, messages)
+    distinct = sorted(set(messages))
+    assert list(zip(*identities(block), strict=True)) == distinct
+    assert block.name == name_of(place, distinct)
+    assert (block.messages, block.duplicates) == (len(distinct), len(messages) - len(distinct))
+    assert layout.parse_path(block.name.path) == block.name
+
+
+def test_another_set_of_messages_never_has_the_same_name() -> None:
+    names = [name_of(("a", 0), content) for content in subsets(list(product(range(1, 5), (1, 2))))]
+    assert len({name.path for name in names}) == len(names) == 255

@@ -1,0 +1,153 @@
+"""The watermark promises no message that is not stored, and merging forgets nothing that was true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
+from jetcapture_py.capture.progress import Observer, move
+from jetcapture_py.jetstream.admin import consumer_state
+from tests.unit.properties import examples
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BASE = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(micros: int) -> datetime:
+    return BASE + timedelta(microseconds=micros)
+
+
+marks = st.builds(
+    lambda created, seq, time: Watermark(stream="S", consumer="c", created=created, seq=seq, time=at(time)),
+    st.sampled_from(["", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+lives = marks.map(lambda mark: replace(mark, created="2026-01-01T00:00:00Z"))
+
+
+def merged(marks: list[Watermark]) -> Watermark | None:
+    """What is in the file after these were written one after another."""
+    there: Watermark | None = None
+    for mark in marks:
+        there = mark.after(there) or there
+    return there
+
+
+@examples(200)
+@given(marks, st.none() | marks)
+def test_a_merge_says_all_that_either_said_of_the_present_stream(new: Watermark, there: Watermark | None) -> None:
+    after = new.after(there)
+    result = after or there
+    assert result is not None
+    assert result.time == max(new.time, there.time if there else new.time)
+    if there is not None and there.created == new.created != "":
+        assert result.seq == max(new.seq, there.seq)
+    elif after is not None:
+        assert (result.seq, result.created) == (new.seq, new.created)
+    assert decode(result.encode()) == result
+    assert new.after(result) is None or new.created != result.created or not new.created
+
+
+@examples(200)
+@given(st.lists(lives, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
+    found: list[Watermark], chance: Any
+) -> None:
+    shuffled = found.copy()
+    chance.shuffle(shuffled)
+    assert merged(found) == merged(shuffled) == merged([*shuffled, *found])
+
+
+@examples(200)
+@given(st.lists(st.tuples(marks, st.integers(0, 10**8)), min_size=1, max_size=6))
+def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ(
+    written: list[tuple[Watermark, int]],
+) -> None:
+    """Whatever the clocks were when the others were written."""
+    data: bytes | None = None
+    for mark, now in written:
+        asked = at(now)
+        state = consumer_state({"config": {}, "ts": asked.isoformat()})
+        result = move(data, replace(mark, time=min(mark.time, asked)), state, timedelta(minutes=1))
+        data = result.data or data
+        assert data is not None
+        assert result.there == decode(data)
+        assert result.there.time <= asked + MARGIN
+        assert (result.data is None) or decode(result.data) == result.there
+
+
+FILTERS: list[tuple[str, ...]] = [("a",), ("b",), ("a", "b"), ("c",)]
+steps = st.tuples(st.sampled_from(FILTERS), st.sampled_from("ab"), st.integers(0, 2), st.booleans())
+
+
+@examples(500)
+@given(st.lists(steps, min_size=1, max_size=20), st.booleans())
+def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
+    history: list[tuple[tuple[str, ...], str, int, bool]], floor_passes_skipped: bool
+) -> None:
+    """For each message of the stream `history` has the filters, its subject, and which replica writes after it, if any.
+
+    A replica that has slept through changes may write, as long as some replica wrote after each of them.
+    """
+    observers = [Observer("S", "c") for _ in range(3)]
+    delivered: list[int] = [0]
+    data: bytes | None = None
+    before: tuple[str, ...] | None = None
+    for seq, (filters, subject, replica, writes) in enumerate(history, 1):
+        if subject in filters:
+            delivered.append(seq)
+        if not writes and filters == before:
+            continue
+        before = filters
+        last, floor = {"stream_seq": delivered[-1]}, {"stream_seq": seq if floor_passes_skipped else delivered[-1]}
+        config, time = {"filter_subjects": list(filters)}, at(seq * 10**7).isoformat()
+        state = consumer_state({"config": config, "ack_floor": floor, "delivered": last, "ts": time})
+        found = observers[replica].watermark(state, "x")
+        assert found is not None
+        result = move(data, found, state, timedelta())
+        data = result.data or data
+        for message in range(1, result.there.seq + 1):
+            (*_, held) = (each for each in result.there.filters if each.after < message)
+            if held.sure and history[message - 1][1] in held.subjects:
+                assert message in delivered
+
+
+@examples(300)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3)), max_size=12),
+    st.integers(0, 5),
+)
+def test_no_watermark_promises_a_time_that_a_message_above_the_floor_has(
+    gaps: list[int], history: list[tuple[int, int, int]], ahead: int
+) -> None:
+    """`gaps` are microseconds between a stream's messages; `history` says which were seen, and where the floor was."""
+    times = [sum(gaps[: n + 1]) for n in range(len(gaps))]  # of sequence 1, 2, …
+    observer = Observer("S", "c")
+    floor = 0
+    for seen, advance, more in history:
+        seq = (seen - 1) % len(times) + 1
+        observer.saw(seq, (at(times[seq - 1]) - EPOCH) // timedelta(microseconds=1))
+        floor = max(floor, advance % (len(times) + 1))
+        pending = max(0, len(times) - floor - more)
+        info = {
+            "config": {},
+            "num_pending": pending,
+            "num_ack_pending": len(times) - floor - pending,
+            "ack_floor": {"stream_seq": floor},
+            "ts": (at(times[-1] + 1) + timedelta(seconds=ahead)).isoformat(),
+        }
+        found = observer.watermark(consumer_state(info), "x")
+        if found is None:
+            continue
+        assert found.seq == floor
+        if floor < len(times):
+            assert found.time < at(times[floor]), "the first message above the floor is not stored"
+        else:
+            assert found.time <= at(times[-1] + 1) + timedelta(seconds=ahead) - timedelta(seconds=5)

@@ -1,0 +1,576 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.writer import Encoder
+from spark_jobs.compaction import unit as work
+from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.plan import TOLERANCE, units
+from spark_jobs.compaction.schemas import classes
+from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.archives import encoded, put
+
+Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
+Blocks = Sequence[tuple[str, set[Row]]]
+AFTER = HOUR + 2 * 86_400.0
+
+quick = settings(max_examples=60, deadline=None)
+messages = some.tuples(some.integers(1, 25), some.integers(0, 1))  # some in a recreated stream, too
+targets = some.sampled_from([1_500, 3_000, 4_500, 8_000, 1 << 20])
+
+
+def rows_of(found: set[tuple[int, int]]) -> set[Row]:
+    """Every third message has two rows."""
+    return {(seq, at, row) for seq, at in found for row in ((0, 1) if seq % 3 == 0 else (None,))}
+
+
+blocks_of_objects = some.lists(
+    some.tuples(some.sampled_from("aab"), some.sets(messages, min_size=1, max_size=15).map(rows_of)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def write(archive: Archive, key: str, found: set[Row], row_group: int = 1000) -> ObjectName:
+    """An object with these rows; what else is in a row follows from the message."""
+    ordered = sorted(found, key=lambda row: (row[0], row[1], row[2] or 0))
+    positions = [row[2] for row in ordered]
+    several: dict[str, Any] = {}
+    if any(position is not None for position in positions):
+        several = {layout.ROW: pa.array(positions, pa.int32())}
+    name = archive.write(
+        [row[0] for row in ordered],
+        key,
+        timestamps=[HOUR * 1_000_000 + row[1] for row in ordered],
+        payloads=[repr(row).encode() for row in ordered],
+        columns=several,
+    )
+    path = archive.root / name.path
+    pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=row_group)
+    return name
+
+
+def contents(path: Path) -> list[Row]:
+    table = pq.ParquetFile(path).read()
+    positions = table[layout.ROW].to_pylist() if layout.ROW in table.schema.names else [None] * table.num_rows
+    times = (moment - HOUR * 1_000_000 for moment in table[layout.TIMESTAMP].cast(pa.int64()).to_pylist())
+    found = list(zip(table[layout.SEQ].to_pylist(), times, positions, strict=True))
+    assert table[layout.PAYLOAD].to_pylist() == [repr(row).encode() for row in found]
+    return found
+
+
+def stored(archive: Archive) -> list[ObjectName]:
+    paths = (str(path.relative_to(archive.root)) for path in archive.root.rglob("*.parquet"))
+    return [name for name in map(layout.parse_path, paths) if name is not None]
+
+
+def counted(archive: Archive) -> Counter[tuple[str | None, Row]]:
+    """How often a reader by the rule of `layout` counts each row."""
+    alone, shared = layout.split_overlapping(stored(archive))
+    found = Counter((name.key, row) for name in alone for row in contents(archive.root / name.path))
+    found.update({(name.key, row) for name in shared for row in contents(archive.root / name.path)})
+    return found
+
+
+def once(blocks: Blocks) -> Counter[tuple[str | None, Row]]:
+    return Counter({(key, row): 1 for key, found in blocks for row in found})
+
+
+def compacted(files: Files, target: int, *, closed: float = AFTER, dry_run: bool = False) -> list[Outcome]:
+    """A whole compaction but for the waiting."""
+    order = Order(target=target, closed=closed, dry_run=dry_run)
+    found = [
+        outcome
+        for unit in units(files.find(["ORDERS"]), target)
+        for outcome in compact_unit(files, order, unit.sources)
+    ]
+    for outcome in found:
+        for path in () if dry_run else outcome.removable:
+            assert files.remove(path) is None
+    return found
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Watched(Files):
+    """Looks at the archive after every change to it, and dies after some of them."""
+
+    def __init__(self, url: str, look: Callable[[], None], lives: int) -> None:
+        super().__init__(url, {})
+        self._look = look
+        self._lives = lives
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> None:
+        super().put(name, data)
+        self._changed()
+
+    def remove(self, path: str) -> str | None:
+        error = super().remove(path)
+        self._changed()
+        return error
+
+    def _changed(self) -> None:
+        self._look()
+        self._lives -= 1
+        if self._lives == 0:
+            raise Killed
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive")
+
+
+# ------------------------------------------------------------------ safety
+
+
+@quick
+@given(
+    blocks=blocks_of_objects,
+    target=targets,
+    lives=some.lists(some.integers(1, 6), max_size=4),
+    row_group=some.sampled_from([2, 1000]),
+    window=some.sampled_from([300, 1 << 20]),
+)
+def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the_time(
+    tmp_path_factory: pytest.TempPathFactory,
+    blocks: Blocks,
+    target: int,
+    lives: list[int],
+    row_group: int,
+    window: int,
+) -> None:
+    archive = Archive(tmp_path_factory.mktemp("archive"))
+    for key, found in blocks:
+        write(archive, key, found, row_group)
+
+    def look() -> None:
+        assert counted(archive) == once(blocks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "ROW_GROUP_BYTES", window)
+        for changes in lives:
+            try:
+                compacted(Watched(archive.url, look, changes), target)
+            except Killed:
+                continue
+        files = Watched(archive.url, look, 0)
+        assert [outcome.left for outcome in compacted(files, target) if outcome.failed] == []
+        look()
+        assert layout.split_overlapping(stored(archive))[1] == []
+        before = stored(archive)
+        assert [outcome for outcome in compacted(files, target) if outcome.written or outcome.removable] == []
+        assert stored(archive) == before
+
+
+@quick
+@given(
+    blocks=blocks_of_objects,
+    late=blocks_of_objects,
+    schedule=some.lists(some.integers(0, 3), min_size=10, max_size=60),
+    goals=some.tuples(targets, targets, targets),
+)
+def test_compactions_with_other_targets_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    blocks: list[tuple[str, set[Row]]],
+    late: Blocks,
+    schedule: list[int],
+    goals: tuple[int, int, int],
+) -> None:
+    archive = Archive(tmp_path_factory.mktemp("archive"))
+    for key, found in blocks:
+        write(archive, key, found)
+
+    def compaction(target: int) -> Iterator[None]:
+        files = Files(archive.url, {})
+        while True:
+            listed = files.find(["ORDERS"])
+            yield
+            removable: list[str] = []
+            for unit in units(listed, target):
+                for outcome in compact_unit(files, Order(target=target, closed=AFTER), unit.sources):
+                    assert not outcome.failed, outcome.left
+                    removable += outcome.removable
+                yield
+            for path in removable:
+                files.remove(path)
+                yield
+
+    def daemon() -> Iterator[None]:
+        for key, found in late:
+            write(archive, key, found)
+            blocks.append((key, found))
+            yield
+        while True:
+            yield
+
+    actors = [*(compaction(target) for target in goals), daemon()]
+    for number in schedule:
+        next(actors[number])
+        assert counted(archive) == once(blocks)
+
+
+class Spoiling(Files):
+    """Stores something else than it is given."""
+
+    def __init__(self, url: str, spoil: Callable[[pa.Table], pa.Table]) -> None:
+        super().__init__(url, {})
+        self._spoil = spoil
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> None:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        sink = pa.BufferOutputStream()
+        table = self._spoil(file.read()).replace_schema_metadata(file.metadata.metadata)
+        pq.write_table(table, sink)
+        super().put(name, sink.getvalue())
+
+
+def _with(table: pa.Table, column: str, value: object) -> pa.Table:
+    """The table with the last row's `column` changed."""
+    index = table.schema.get_field_index(column)
+    changed = pa.array([*table[column].to_pylist()[:-1], value], table.schema.field(column).type)
+    return table.set_column(index, table.schema.field(column), changed)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda table: table.slice(1),
+        lambda table: pa.concat_tables([table, table.slice(0, 1)]),
+        lambda table: _with(table, layout.SEQ, 9),
+        lambda table: _with(table, layout.TIMESTAMP, 5),
+        lambda table: _with(table, layout.ROW, 7),
+    ],
+    ids=["a row less", "a row twice", "another sequence", "another timestamp", "another row of the message"],
+)
+def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
+    archive: Archive, spoil: Callable[[pa.Table], pa.Table]
+) -> None:
+    write(archive, "a", {(3, 0, 0), (3, 0, 1), (4, 0, None)})
+    write(archive, "a", {(4, 0, None), (6, 0, 0), (6, 0, 1)})
+    (outcome,) = compacted(Spoiling(archive.url, spoil), 1 << 20)
+    assert outcome.failed
+    assert "does not hold what was read" in outcome.left
+    assert outcome.removable == []
+    assert len(stored(archive)) == 3
+
+
+@pytest.mark.parametrize("lie", [{"first_seq": 2}, {"last_seq": 2}, {"rows": 2}, {"rows": 4}], ids=str)
+def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
+    archive: Archive, lie: dict[str, int]
+) -> None:
+    name = archive.write([1, 2, 3])
+    (archive.root / name.path).rename(archive.root / replace(name, **lie).path)  # type: ignore[arg-type]
+    archive.write([2, 4])
+    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    assert outcome.failed
+    assert outcome.left.endswith("does not hold what its name says")
+    assert len(stored(archive)) == 2
+
+
+def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
+    archive.write([1, 1, 3], timestamps=[5, 5, 6])
+    archive.write([3, 4])
+    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    assert (outcome.failed, outcome.left.endswith("holds a message twice")) == (True, True)
+    assert len(stored(archive)) == 2
+
+
+def test_a_damaged_object_fails_its_group_alone(archive: Archive) -> None:
+    for key in "ab":
+        archive.write([1, 2], key)
+        name = archive.write([2, 3], key)
+    (archive.root / name.path).write_bytes(b"half an object")
+    good, bad = compacted(Files(archive.url, {}), 1 << 20)
+    assert (good.failed, len(good.written), len(good.removable)) == (False, 1, 2)
+    assert (bad.failed, bad.removable) == (True, [])
+    assert name.digest in bad.left
+    assert "\n" not in bad.left
+
+
+def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -> None:
+    archive.write([1, 2])
+    gone = archive.write([2, 3])
+    files = Files(archive.url, {})
+    (unit,) = units(files.find(["ORDERS"]), 1 << 20)
+    (archive.root / gone.path).unlink()
+    (outcome,) = compact_unit(files, Order(target=1 << 20, closed=AFTER), unit.sources)
+    assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
+
+
+def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
+    files = Files(archive.url, {})
+    name = archive.write([1])
+    assert files.remove(name.path) is None
+    assert files.remove(name.path) is None
+    (archive.root / name.path).mkdir()
+    reason = files.remove(name.path)
+    assert reason is not None
+    assert reason.startswith(f"cannot remove {archive.url}/{name.path}: ")
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def payloads(count: int, seed: int = 0, size: int = 100) -> list[bytes | None]:
+    chance = random.Random(seed)
+    return [chance.randbytes(size) for _ in range(count)]
+
+
+@pytest.mark.parametrize("shape", ["chain", "disjoint", "uneven", "tiny", "interleaved"])
+def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape: str) -> None:
+    chance = random.Random(1)
+    first = 1
+    for number in range(150):
+        count = chance.choice([3, 5, 8]) if shape == "tiny" else chance.randint(20, 120)
+        size = {"uneven": 20 if number < 75 else 300}.get(shape, 100)
+        step = 5 if shape == "interleaved" else 1
+        seqs = list(range(first, first + count * step, step))
+        archive.write(seqs, payloads=payloads(count, number, size), v=[seq % 7 for seq in seqs])
+        first += {"chain": count * 2 // 3, "interleaved": 1 if number % 5 else count * step}.get(shape, count)
+    target = 4_000 if shape == "tiny" else 120_000
+    compacted(Files(archive.url, {}), target)
+    sizes = [(archive.root / name.path).stat().st_size for name in stored(archive)]
+    assert len(sizes) > 5
+    assert all(target / TOLERANCE <= size <= target * TOLERANCE for size in sizes), str(sizes)
+    assert layout.split_overlapping(stored(archive))[1] == []
+
+
+def test_what_is_too_little_for_the_target_becomes_one_object(archive: Archive) -> None:
+    for number in range(20):
+        archive.write([number * 2, number * 2 + 1])
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    assert (name.first_seq, name.last_seq, name.rows) == (0, 39, 40)
+
+
+def test_rows_are_sorted_and_readers_can_skip_row_groups(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "ROW_GROUP_BYTES", 100_000)
+    numbers = list(range(1, 8001))
+    random.Random(0).shuffle(numbers)
+    for part in range(4):
+        archive.write(
+            sorted(numbers[part * 2000 : part * 2000 + 2100]), payloads=payloads(min(2100, 8000 - part * 2000))
+        )
+    compacted(Files(archive.url, {}), 1 << 30)
+    (name,) = stored(archive)
+    file = pq.ParquetFile(archive.root / name.path)
+    assert file.read([layout.SEQ])[layout.SEQ].to_pylist() == list(range(1, 8001))
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    assert len(groups) > 3
+    for column in (layout.SEQ, layout.TIMESTAMP):
+        index = file.schema_arrow.get_field_index(column)
+        ranges = [group.column(index).statistics for group in groups]
+        assert all(left.max < right.min for left, right in pairwise(ranges))
+
+
+def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
+    block = BlockId(key="a", bucket=HOUR)
+    for seqs, created in (((1, 2), "2024-01-01T00:00:00Z"), ((2, 3), "2025-01-01T00:00:00Z")):
+        encoder = Encoder(stream="ORDERS", interval=900, compression="gzip", stream_created=created, consumer="archive")
+        columns = {
+            layout.SEQ: pa.array(seqs, pa.int64()),
+            layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 2, pa.timestamp("us", "UTC")),
+        }
+        arrays = [columns.get(field.name, pa.nulls(2, field.type)) for field in ENVELOPE]
+        encoded = encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
+        path = archive.root / encoded.name.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded.data)
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    metadata = pq.read_metadata(archive.root / name.path)
+    own = {key.decode(): value.decode() for key, value in metadata.metadata.items() if key.startswith(b"jetcapture.")}
+    assert {key.removeprefix("jetcapture."): value for key, value in own.items()} == {
+        "format": "1",
+        "stream": "ORDERS",
+        "stream_created": "2024-01-01T00:00:00Z,2025-01-01T00:00:00Z",
+        "consumer": "archive",
+        "key": "a",
+        "bucket": str(HOUR),
+        "interval": "900",
+        "first_seq": "1",
+        "last_seq": "3",
+        "messages": "3",
+        "rows": "3",
+        "sealed_by": "compact",
+        "writer": own["jetcapture.writer"],
+        "schema_id": own["jetcapture.schema_id"],
+        "digest": name.digest,
+        "checksum": own["jetcapture.checksum"],
+        "footer_checksum": own["jetcapture.footer_checksum"],
+    }
+    assert metadata.row_group(0).column(0).compression == "GZIP"
+
+
+def test_a_footer_does_not_say_what_one_of_its_sources_does_not_know(archive: Archive) -> None:
+    for seqs, created in (((1, 2), ""), ((2, 3), "2025-01-01T00:00:00Z")):
+        put(archive.root, encoded([(seq, HOUR * 1_000_000) for seq in seqs], created=created, key="a", bucket=HOUR))
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    found = pq.read_metadata(archive.root / name.path).metadata
+    assert (found[b"jetcapture.stream_created"], found[b"jetcapture.consumer"]) == (b"", b"archive")
+
+
+@pytest.mark.parametrize(
+    ("rules", "merged"),
+    [
+        (("{subject}", "{subject}"), b"{subject}"),
+        (("", ""), b""),
+        (("{subject}", "{id}"), None),
+        (("{id}", None), None),
+    ],
+)
+def test_a_footer_names_the_rule_for_keys_that_all_its_sources_had(
+    archive: Archive, rules: tuple[str | None, str | None], merged: bytes | None
+) -> None:
+    for first, rule in enumerate(rules, 1):
+        identities = [(seq, HOUR * 1_000_000) for seq in (first, first + 1)]
+        put(archive.root, encoded(identities, key="a", bucket=HOUR, key_rule=rule))
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    assert pq.read_metadata(archive.root / name.path).metadata.get(b"jetcapture.key_rule") == merged
+
+
+def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Archive) -> None:
+    kept = archive.write([1, 2, 3, 4])
+    archive.write([1, 2])
+    archive.write([2, 4])
+    before = (archive.root / kept.path).stat()
+    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    assert (outcome.written, len(outcome.removable), outcome.duplicates) == ([], 2, 4)
+    assert stored(archive) == [kept]
+    assert (archive.root / kept.path).stat() == before
+
+
+def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
+    for number in range(40):
+        seqs = list(range(number * 80, number * 80 + 100))
+        archive.write(seqs, payloads=payloads(100, number))
+    names = stored(archive)
+    files = Files(archive.url, {})
+    (planned,) = compacted(files, 60_000, dry_run=True)
+    assert stored(archive) == names
+    (done,) = compacted(files, 60_000)
+    assert len(planned.written) == len(done.written) == len(stored(archive)) > 3
+    assert set(planned.removable) == set(done.removable)
+    assert planned.duplicates == done.duplicates == 39 * 20
+    sizes = [sum(size for _, size in outcome.written) for outcome in (planned, done)]
+    assert abs(sizes[0] - sizes[1]) < 0.1 * sizes[1]
+
+
+def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(archive: Archive) -> None:
+    archive.write([1, 2])
+    archive.write([2, 3])
+    files = Files(archive.url, {})
+    (outcome,) = compacted(files, 1 << 20, closed=HOUR + 86_399)  # these do not say, so it may be a day
+    assert (outcome.left, outcome.failed, len(stored(archive))) == (OPEN, False, 2)
+    for name in stored(archive):
+        path = archive.root / name.path
+        table = pq.ParquetFile(path).read()
+        pq.write_table(table.replace_schema_metadata({"jetcapture.interval": "900"}), path)
+    (outcome,) = compacted(files, 1 << 20, closed=HOUR + 899)
+    assert outcome.left == OPEN
+    (outcome,) = compacted(files, 1 << 20, closed=HOUR + 900)
+    assert (outcome.left, len(stored(archive))) == ("", 1)
+
+
+# ------------------------------------------------------------------ columns
+
+INT, BIG, TEXT, NOTHING = pa.int32(), pa.int64(), pa.string(), pa.null()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        ({"a": INT}, {"a": INT}, {"a": INT}),
+        ({"a": INT}, {"b": TEXT}, {"a": INT, "b": TEXT}),
+        ({"a": NOTHING}, {"a": TEXT}, {"a": TEXT}),
+        ({"a": INT}, {"a": BIG}, {"a": BIG}),
+        ({"a": BIG}, {"a": pa.float64()}, None),
+        ({"a": pa.float32()}, {"a": pa.float64()}, None),
+        ({"a": pa.uint32()}, {"a": BIG}, None),
+        ({"a": BIG}, {"a": TEXT}, None),
+        ({"a": BIG}, {"A": BIG}, None),
+        ({"a": pa.struct({"x": BIG})}, {"a": pa.struct({"y": TEXT})}, {"a": pa.struct({"x": BIG, "y": TEXT})}),
+        ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"x": BIG})}, None),
+        ({"a": pa.struct({"x": INT})}, {"a": pa.struct({"X": INT})}, None),
+        ({"a": pa.struct({"x": INT})}, {"a": TEXT}, None),
+        ({"a": pa.list_(NOTHING)}, {"a": pa.list_(TEXT)}, {"a": pa.list_(TEXT)}),
+        ({"a": pa.list_(INT)}, {"a": pa.list_(BIG)}, None),
+        ({"a": pa.map_(TEXT, INT)}, {"a": pa.map_(TEXT, BIG)}, None),
+        ({"a": pa.timestamp("ms", "UTC")}, {"a": pa.timestamp("us", "UTC")}, None),
+    ],
+    ids=str,
+)
+def test_columns_go_together_only_where_no_reader_sees_a_difference(
+    first: dict[str, pa.DataType], second: dict[str, pa.DataType], together: dict[str, pa.DataType] | None
+) -> None:
+    for left, right in ((first, second), (second, first)):
+        found = classes([pa.schema(left), pa.schema(right)])
+        if together is None:
+            assert found == [(pa.schema(left), [0]), (pa.schema(right), [1])]
+        else:
+            ((schema, members),) = found
+            assert {field.name: field.type for field in schema}.keys() == together.keys()
+            assert all(_same(field.type, together[field.name]) for field in schema)
+            assert members == [0, 1]
+
+
+def _same(left: pa.DataType, right: pa.DataType) -> bool:
+    if pa.types.is_struct(left) and pa.types.is_struct(right):
+        return {field.name: field.type for field in left} == {field.name: field.type for field in right}
+    return bool(left == right)
+
+
+def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Archive) -> None:
+    for number in range(6):
+        value = pa.array([number] * 2) if number % 2 else pa.array([str(number)] * 2)
+        archive.write([number * 2, number * 2 + 1], columns={"value": value})
+    note, *outcomes = compacted(Files(archive.url, {}), 1 << 20)
+    assert note.left == DRIFTED
+    assert [len(outcome.written) for outcome in outcomes] == [1, 1]
+    found = {}
+    for name in stored(archive):
+        table = pq.ParquetFile(archive.root / name.path).read()
+        found[str(table.schema.field("value").type)] = dict(
+            zip(table[layout.SEQ].to_pylist(), table["value"].to_pylist(), strict=True)
+        )
+    assert found == {
+        "string": {seq: str(seq // 2) for seq in (0, 1, 4, 5, 8, 9)},
+        "int64": {seq: seq // 2 for seq in (2, 3, 6, 7, 10, 11)},
+    }
+
+
+def test_values_of_drifted_columns_survive(archive: Archive) -> None:
+    archive.write([1, 2], a=pa.array([1, None], INT), s=[{"x": 1}, None], n=pa.nulls(2))
+    archive.write([2, 3], a=pa.array([None, 2**40]), s=[None, {"x": 2, "y": ["t"]}], n=["text", "more"])
+    archive.write([5], headers=[[("A", ["1", "2"]), ("B", [""])]], payloads=[b"\x00\xff"])
+    compacted(Files(archive.url, {}), 1 << 20)
+    (name,) = stored(archive)
+    found = pq.ParquetFile(archive.root / name.path).read().to_pylist()
+    columns = ("a", "s", "n", layout.HEADERS, layout.PAYLOAD)
+    assert [tuple(row[column] for column in columns) for row in found] == [
+        (1, {"x": 1, "y": None}, None, None, b"{}"),
+        (None, None, None, None, b"{}"),
+        (2**40, {"x": 2, "y": ["t"]}, "more", None, b"{}"),
+        (None, None, None, [("A", ["1", "2"]), ("B", [""])], b"\x00\xff"),
+    ]

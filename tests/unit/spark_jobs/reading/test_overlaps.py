@@ -1,0 +1,146 @@
+"""Which rows of overlapping objects are read: every message once, and none of them from nowhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.archive import divide
+from spark_jobs.reading import overlaps
+from spark_jobs.reading.overlaps import Identities, Resolved, resolve
+from spark_jobs.reading.scan import cover, pattern
+
+Message = tuple[int, int]
+Content = dict[ObjectName, list[Message]]
+
+
+def contents(groups: Sequence[tuple[str, Sequence[Sequence[Message]]]]) -> Content:
+    """Objects of these messages, by key."""
+    found: Content = {}
+    for key, blocks in groups:
+        for number, messages in enumerate(blocks):
+            seqs = [seq for seq, _ in messages]
+            name = ObjectName(
+                stream="S",
+                key=key,
+                bucket=0,
+                first_seq=min(seqs),
+                last_seq=max(seqs),
+                rows=len(seqs),
+                digest=f"{number:016x}",
+            )
+            found[name] = list(messages)
+    return found
+
+
+def resolved(content: Content) -> Resolved:
+    def identities(names: Sequence[ObjectName]) -> list[Identities]:
+        columns = [np.array(content[name], np.int64).reshape(-1, 2).T for name in names]
+        return [(seqs, times) for seqs, times in columns]
+
+    return resolve(content, identities)
+
+
+def read(content: Content, found: Resolved) -> list[tuple[str | None, int, int]]:
+    """What a reader gets: whole objects, parts, and the unresolved deduplicated."""
+    rows = [(name.key, *message) for name in found.whole for message in content[name]]
+    for name, ranges in found.parts.items():
+        rows += [(name.key, *m) for m in content[name] if any(first <= m[0] <= last for first, last in ranges)]
+    rows += {(name.key, *message) for name in found.unresolved for message in content[name]}
+    return sorted(rows, key=str)
+
+
+@given(
+    some.lists(
+        some.tuples(
+            some.sampled_from("ab"),
+            some.lists(
+                some.lists(some.tuples(some.integers(1, 30), some.sampled_from([1, 1, 1, 2])), min_size=1, max_size=30),
+                min_size=1,
+                max_size=5,
+            ),
+        ),
+        unique_by=lambda group: group[0],
+        max_size=2,
+    )
+)
+def test_every_message_is_read_once_whatever_overlaps(groups: list[tuple[str, list[list[Message]]]]) -> None:
+    content = contents([(key, [list(dict.fromkeys(block)) for block in blocks]) for key, blocks in groups])
+    expected = {(name.key, *message) for name, messages in content.items() for message in messages}
+    assert read(content, resolved(content)) == sorted(expected, key=str)
+
+
+def test_objects_that_hold_copies_only_are_not_read() -> None:
+    content = contents([("a", [[(seq, 1) for seq in range(1, 10)], [(3, 1), (4, 1)]])])
+    large, small = content
+    found = resolved(content)
+    assert found.whole == [large]
+    assert small not in found.parts
+    assert not found.unresolved
+
+
+def test_too_many_ranges_are_left_to_spark() -> None:
+    odd, every = [(seq, 1) for seq in range(1, 101, 2)], [(seq, 1) for seq in range(1, 102)]
+    found = resolved(contents([("a", [odd, every])]))
+    assert (len(found.whole), found.parts, found.unresolved) == (1, {}, [])
+    alternating = [(seq, 1) for seq in range(1, 101) if seq % 4 < 2], [(seq, 1) for seq in range(1, 101) if seq % 4]
+    found = resolved(contents([("a", list(alternating))]))
+    assert len(found.unresolved) == 2
+    assert overlaps.MOST_RANGES < 25
+
+
+def test_what_is_much_is_left_to_spark_unread() -> None:
+    def unread(names: Sequence[ObjectName]) -> list[Identities]:
+        raise AssertionError("read")
+
+    many = list(contents([("a", [[(seq, 1)] for seq in range(1, overlaps.MOST_OBJECTS + 2)])]))
+    assert resolve(many, unread).unresolved == many
+
+
+def test_directories_stand_for_what_is_wanted_whole() -> None:
+    files = ["S/key=a/h=1/1", "S/key=a/h=1/2", "S/key=a/h=2/3", "S/key=b/h=1/4", "S/key=b/h=1/foreign"]
+    assert cover(files, files) == ["S"]
+    assert cover(files[:3], files) == ["S/key=a"]
+    assert cover(files[1:4], files) == ["S/key=a/h=1/2", "S/key=a/h=2", "S/key=b/h=1/4"]
+
+
+@given(some.sets(some.tuples(some.sampled_from("ab"), some.sampled_from("12"), some.sampled_from("xyz"))), some.data())
+def test_a_cover_holds_the_wanted_files_and_no_others(paths: set[tuple[str, str, str]], data: some.DataObject) -> None:
+    files = sorted("/".join(("S", *parts)) for parts in paths)
+    wanted = [path for path in files if data.draw(some.booleans())]
+    chosen = cover(wanted, files)
+    assert [path for path in files if any(path == each or path.startswith(f"{each}/") for each in chosen)] == wanted
+
+
+DIGESTS = some.text("0123456789abcdef", min_size=16, max_size=16) | some.sampled_from(["0" * 16, "0" * 15 + "1"])
+
+
+@settings(deadline=None)
+@given(some.sets(DIGESTS, min_size=1, max_size=50), some.sets(DIGESTS, max_size=50))
+def test_a_pattern_matches_the_names_it_was_made_for_and_no_others(planned: set[str], stored: set[str]) -> None:
+    matched = re.compile(pattern(planned).translate({ord("{"): "(?:", ord(","): "|", ord("}"): ")", ord("*"): ".*"}))
+    names = {digest: f"20260501T120000Z-{1:020}-{9:020}-9-{digest}.parquet" for digest in planned | stored}
+    assert {digest for digest, name in names.items() if matched.fullmatch(name)} == planned
+
+
+def test_a_pattern_of_thousands_of_names_is_hardly_longer_than_their_digests() -> None:
+    digests = [f"{number * 2**50 + 12345:016x}" for number in range(16_000)]
+    assert len(pattern(digests)) < 16_000 * 17
+
+
+@given(
+    some.lists(some.dictionaries(some.sampled_from("abc"), some.sampled_from(["text", "long"])), min_size=1),
+    some.integers(0, 5),
+)
+def test_schemas_are_divided_into_scans_that_can_read_each_of_them(reads: list[dict[str, str]], most: int) -> None:
+    scans, rest = divide(range(len(reads)), reads.__getitem__, most)  # type: ignore[arg-type]
+    assert len(scans) <= most
+    assert sorted([*rest, *(schema for _, members in scans for schema in members)]) == list(range(len(reads)))
+    assert not rest or len(scans) == most
+    for known, members in scans:
+        assert all(known[column] == kind for schema in members for column, kind in reads[schema].items())

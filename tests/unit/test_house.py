@@ -1,0 +1,83 @@
+"""The product's packages keep to the rules that let a reader find their way."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from jetcapture_py.jetstream.wire import client, transport
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("jetcapture_py", "spark_jobs")
+MOST_LINES = 400
+MOST_MODULES = 12
+PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
+"""What `supported()` checks."""
+TWICE = {"Column", "Source", "VanishedError"}
+"""Class names that still have two meanings."""
+
+
+def files(*packages: str) -> Iterator[Path]:
+    for package in packages or PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def private_names(path: Path) -> set[str]:
+    """Attributes with a leading underscore that the file uses of other objects than `self`."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+
+
+def inherited_names(path: Path) -> set[str]:
+    """Attributes of `self`, and the methods that are defined."""
+    tree = list(ast.walk(ast.parse(path.read_text())))
+    defined = {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return defined | {node.attr for node in tree if isinstance(node, ast.Attribute)}
+
+
+def test_no_public_class_name_is_defined_twice() -> None:
+    found = defaultdict(list)
+    for path in files():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWICE} == {}
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files()}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_has_few_modules_of_its_own(package: str) -> None:
+    assert len(list((ROOT / package).glob("*.py"))) <= MOST_MODULES
+
+
+def test_what_nats_py_keeps_private_is_used_in_two_packages_alone() -> None:
+    own = ("jetcapture_py/jetstream/wire", "jetcapture_py/jetstream/publish")
+    for path in files():
+        if not str(path.relative_to(ROOT)).startswith(own):
+            assert private_names(path) & PRIVATE == set(), path
+
+
+def test_whatever_is_used_there_of_nats_py_is_checked_before() -> None:
+    nats = Client()
+    theirs = {*dir(nats), *dir(TcpTransport()), *vars(Subscription(nats, 1))}  # type: ignore[no-untyped-call]
+    used: set[str] = set()
+    for path in files("jetcapture_py/jetstream/publish"):
+        used |= private_names(path)
+    for path in files("jetcapture_py/jetstream/wire"):
+        used |= inherited_names(path)  # of nats-py's classes
+    private = {name for name in used & theirs if name.startswith("_") and not name.startswith("__")}
+    assert private <= PRIVATE

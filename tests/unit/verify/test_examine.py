@@ -1,0 +1,388 @@
+"""An object is either what its name and footer say, or damaged."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.verify import examine as verify_object
+from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
+from jetcapture_py.verify.scan import ArchiveScan, survey
+from tests.support.archives import encoded, merge, put
+
+CREATED = "2024-01-01T00:00:00Z"
+LIFE = Incarnation.of(CREATED, mirror=False)
+NOW = LIFE.since + 10**9
+MESSAGES = [(seq, NOW + seq) for seq in (1, 2, 3, 5, 8)]
+DENSE = [(seq, NOW + seq) for seq in range(10, 20)]
+
+
+def file_of(root: Path, block: EncodedBlock, name: layout.ObjectName | None = None) -> File:
+    path = put(root, block)
+    return File(path=block.name.path, place=str(path), size=path.stat().st_size, name=name or block.name)
+
+
+def look(
+    root: Path, block: EncodedBlock, *, life: Incarnation | None = LIFE, deep: bool = False, name: Any = None
+) -> Held:
+    return examine(ObjectStorage(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
+
+
+def surveyed(root: Path, bound: int, *, deep: bool) -> ArchiveScan:
+    return survey(ObjectStorage(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
+
+
+def with_data(block: EncodedBlock, data: bytes) -> EncodedBlock:
+    return replace(block, data=pa.py_buffer(data))
+
+
+# ------------------------------------------------------------------ whole objects
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path: Path, deep: bool) -> None:
+    dense, sparse = look(tmp_path, encoded(DENSE), deep=deep), look(tmp_path, encoded(MESSAGES), deep=deep)
+    assert (dense.range, dense.seqs, dense.messages) == ((10, 19), None, 10)
+    assert (sparse.range, sparse.seqs.tolist(), sparse.messages) == (None, [1, 2, 3, 5, 8], 5)
+    assert (dense.newest, sparse.newest) == (NOW + 19, NOW + 8)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each request was answered with."""
+    sizes: list[int] = []
+    real = ObjectStorage.read
+
+    def counted(shelf: ObjectStorage, file: File, start: int = 0, end: int | None = None) -> bytes:
+        data = real(shelf, file, start, end)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(ObjectStorage, "read", counted)
+    return sizes
+
+
+def test_a_footer_is_all_that_is_read_of_an_object_without_gaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[int]
+) -> None:
+    block = encoded([(seq, NOW) for seq in range(1, 50_000)])
+    monkeypatch.setattr(verify_object, "TAIL", 4096)
+    assert look(tmp_path, block).range == (1, 49_999)
+    assert read == [4096] < [block.data.size]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_small_object_is_read_at_once(tmp_path: Path, read: list[int], deep: bool) -> None:
+    block = encoded(MESSAGES)
+    assert look(tmp_path, block, deep=deep).messages == 5
+    assert read == [block.data.size]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("TAIL", 1 << 20), ("WHOLE", 1 << 20), ("PIECE", 7), ("PIECE", 1 << 20)]
+)
+def test_it_does_not_matter_in_which_parts_an_object_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool, setting: str, value: int
+) -> None:
+    for name, least in (("TAIL", 100), ("WHOLE", 0), (setting, value)):
+        monkeypatch.setattr(verify_object, name, least)
+    block = encoded(MESSAGES)
+    assert look(tmp_path, block, deep=deep).seqs.tolist() == [1, 2, 3, 5, 8]
+    data = bytearray(block.data.to_pybytes())
+    data[len(data) // 3] ^= 1
+    with pytest.raises(DamagedError):
+        look(tmp_path, with_data(block, bytes(data)), deep=True)
+
+
+def test_a_message_of_several_rows_is_one_message(tmp_path: Path) -> None:
+    names = [put(tmp_path, encoded(part)).relative_to(tmp_path).as_posix() for part in (MESSAGES, DENSE)]
+    merged = merge(tmp_path, [name for path in names if (name := layout.parse_path(path))])
+    found = surveyed(tmp_path, 100, deep=True)
+    assert merged.exists()
+    assert (found.objects, found.messages, len(found.sequences), found.damaged) == (1, 15, 15, [])
+
+
+# ------------------------------------------------------------------ lives
+
+
+@pytest.mark.parametrize("created", [CREATED, "", "2023-01-01T00:00:00Z", f"2023-01-01T00:00:00Z,{CREATED}"])
+def test_messages_from_after_the_streams_creation_are_of_its_present_life(tmp_path: Path, created: str) -> None:
+    held = look(tmp_path, encoded(MESSAGES, created=created))
+    assert (held.messages, held.older) == (5, 0)
+
+
+@pytest.mark.parametrize("created", ["", "2023-01-01T00:00:00Z", f"2023-01-01T00:00:00Z,{CREATED}"])
+@pytest.mark.parametrize("deep", [False, True])
+def test_messages_from_before_it_are_not(tmp_path: Path, created: str, deep: bool) -> None:
+    old = [(seq, LIFE.since - 100 + seq) for seq in (1, 2, 3)]
+    held = look(tmp_path, encoded(old, created=created), deep=deep)
+    assert (held.messages, held.older, held.range) == (0, 3, None)
+    both = look(tmp_path, encoded([*old, (2, NOW), (4, NOW)], created=created), deep=deep)
+    assert (both.messages, both.older, both.seqs.tolist()) == (2, 3, [2, 4])
+    assert both.newest == NOW
+
+
+def test_an_object_merged_of_known_and_unknown_ones_is_judged_by_its_times(tmp_path: Path) -> None:
+    old = [(seq, LIFE.since - 100 + seq) for seq in (1, 2, 3)]
+    names = [put(tmp_path, block).relative_to(tmp_path) for block in (encoded(old, created=""), encoded(MESSAGES))]
+    merge(tmp_path, [name for path in names if (name := layout.parse_path(path.as_posix()))])
+    found = surveyed(tmp_path, 100, deep=False)
+    assert (found.messages, found.older, len(found.sequences)) == (5, 3, 5)
+
+
+def test_a_clock_that_was_late_does_not_make_a_message_of_the_present_life_an_old_one(tmp_path: Path) -> None:
+    held = look(tmp_path, encoded([(1, LIFE.since - 1), (2, NOW)]))
+    assert (held.messages, held.older) == (2, 0)
+
+
+def test_a_clock_that_went_back_does_not_either_where_compaction_has_merged_one_life(tmp_path: Path) -> None:
+    early = [(9, LIFE.since - 10**9)]
+    names = [put(tmp_path, block).relative_to(tmp_path) for block in (encoded(early), encoded(MESSAGES))]
+    merge(tmp_path, [name for path in names if (name := layout.parse_path(path.as_posix()))])
+    assert surveyed(tmp_path, 100, deep=False).messages == 6
+
+
+def test_a_mirrors_messages_may_be_older_than_itself(tmp_path: Path) -> None:
+    mirror = Incarnation.of(CREATED, mirror=True)
+    old = [(1, LIFE.since - 100)]
+    assert look(tmp_path, encoded(old, created=""), life=mirror).messages == 1
+    assert look(tmp_path, encoded(old, created=CREATED), life=mirror).messages == 1
+    assert look(tmp_path, encoded(old, created="2023-01-01T00:00:00Z"), life=mirror).older == 1
+
+
+# ------------------------------------------------------------------ damage
+
+
+def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
+    block, chance = encoded(MESSAGES), random.Random(1)
+    data = block.data.to_pybytes()
+    for place in range(len(data)):
+        broken = bytearray(data)
+        broken[place] ^= 1 << chance.randrange(8)
+        flipped = with_data(block, bytes(broken))
+        with pytest.raises(DamagedError):
+            look(tmp_path, flipped, deep=True)
+
+
+def test_a_flipped_bit_in_a_footer_is_found_without_reading_more(tmp_path: Path) -> None:
+    block, chance = encoded(MESSAGES), random.Random(2)
+    data = block.data.to_pybytes()
+    for place in range(len(data) - int.from_bytes(data[-8:-4], "little") - 8, len(data)):
+        broken = bytearray(data)
+        broken[place] ^= 1 << chance.randrange(8)
+        with pytest.raises(DamagedError):
+            look(tmp_path, with_data(block, bytes(broken)))
+
+
+def test_a_key_that_looks_like_a_checksum_is_none(tmp_path: Path) -> None:
+    key = "\x18\x1ajetcapture.footer_checksum\x18\x10" + "0" * 16
+    assert look(tmp_path, encoded(MESSAGES, key=key), deep=True).messages == 5
+
+
+def test_an_object_that_was_cut_off_is_found_from_its_end(tmp_path: Path) -> None:
+    block = encoded(MESSAGES)
+    data = block.data.to_pybytes()
+    for length in {0, 1, 4, 8, 11, 12, *range(20, len(data), 37), len(data) - 1}:
+        with pytest.raises(DamagedError):
+            look(tmp_path, with_data(block, data[:length]))
+
+
+def test_bytes_missing_from_the_middle_are_found_from_the_footer(tmp_path: Path) -> None:
+    block = encoded(MESSAGES)
+    data = block.data.to_pybytes()
+    with pytest.raises(DamagedError, match="parts are not where"):
+        look(tmp_path, with_data(block, data[:50] + data[51:]))
+
+
+CHANGES: Mapping[str, Callable[[layout.ObjectName], layout.ObjectName]] = {
+    "stream": lambda name: replace(name, stream="OTHER"),
+    "key": lambda name: replace(name, key="us"),
+    "no key": lambda name: replace(name, key=None),
+    "bucket": lambda name: replace(name, bucket=name.bucket + 900),
+    "first_seq": lambda name: replace(name, first_seq=name.first_seq + 1),
+    "last_seq": lambda name: replace(name, last_seq=name.last_seq + 1),
+    "rows": lambda name: replace(name, rows=name.rows + 1),
+    "digest": lambda name: replace(name, digest="0" * 16),
+    "quarantine": lambda name: replace(name, key=None, quarantine=True),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_name_that_is_another_objects_is_found_from_the_footer(tmp_path: Path, what: str) -> None:
+    block = encoded(DENSE)
+    with pytest.raises(DamagedError, match="footer says"):
+        look(tmp_path, block, name=CHANGES[what](block.name))
+
+
+def test_a_quarantine_object_among_those_without_a_key_is_found(tmp_path: Path) -> None:
+    block = encoded(DENSE, quarantine=True)
+    assert look(tmp_path, block).name.quarantine
+    with pytest.raises(DamagedError, match="quarantine"):
+        look(tmp_path, block, name=replace(block.name, quarantine=False))
+
+
+def rewritten(block: EncodedBlock, change: Callable[[pa.Table], pa.Table], **entries: str | None) -> EncodedBlock:
+    """The object with other rows, or other entries in its footer."""
+    file = pq.ParquetFile(pa.BufferReader(block.data))
+    table, sink = change(file.read()), pa.BufferOutputStream()
+    metadata = {key.decode(): value.decode() for key, value in file.metadata.metadata.items()}
+    metadata |= {f"jetcapture.{name}": text or "" for name, text in entries.items()}
+    for name, text in entries.items():
+        if text is None:
+            del metadata[f"jetcapture.{name}"]
+    with pq.ParquetWriter(sink, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
+    return replace(block, data=sink.getvalue())
+
+
+OLD: dict[str, Any] = {"digest": None, "checksum": None, "footer_checksum": None}
+
+
+def test_an_object_from_before_there_were_checksums_is_judged_by_its_digest(tmp_path: Path) -> None:
+    old = rewritten(encoded(MESSAGES), lambda table: table, **OLD)
+    assert look(tmp_path, old, deep=True).messages == 5
+    later = pa.array([NOW + 1000] * 5, pa.timestamp("us", "UTC"))
+
+    def other_times(table: pa.Table) -> pa.Table:
+        return table.set_column(table.schema.get_field_index(layout.TIMESTAMP), layout.TIMESTAMP, later)
+
+    changed = rewritten(encoded(MESSAGES), other_times, **OLD)
+    with pytest.raises(DamagedError, match="digest"):
+        look(tmp_path, changed, deep=True)
+
+
+@pytest.mark.parametrize("left", OLD)
+def test_checksums_that_were_taken_out_are_missed(tmp_path: Path, left: str) -> None:
+    entries = {name: None for name in OLD if name != left}
+    with pytest.raises(DamagedError, match="checksum of its footer"):
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries))
+
+
+@pytest.mark.parametrize("entries", [{"messages": "6"}, {"messages": "x"}, {"messages": "0"}, {"format": "2"}])
+def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path, entries: dict[str, str]) -> None:
+    with pytest.raises(DamagedError):
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table, **entries, **OLD))
+
+
+def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequences(tmp_path: Path) -> None:
+    wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4", **OLD)
+    with pytest.raises(DamagedError, match="holds 5 messages"):
+        look(tmp_path, wrong)
+
+
+def test_rows_that_are_missing_are_found_from_the_footer(tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match="4 rows"):
+        look(tmp_path, rewritten(encoded(MESSAGES), lambda table: table.slice(0, 4), **OLD))
+
+
+# ------------------------------------------------------------------ an archive of many
+
+
+def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, encoded(MESSAGES))
+
+    def refused(*_: Any, **__: Any) -> bytes:
+        raise StoreError("cannot read it: access denied")
+
+    monkeypatch.setattr(ObjectStorage, "read", refused)
+    found = surveyed(tmp_path, 100, deep=False)
+    assert [problem.reason for problem in found.damaged] == ["cannot read it: access denied"]
+    assert len(found.sequences) == 0
+
+
+def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, encoded(MESSAGES))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    real = ObjectStorage.again
+
+    def stored_again(shelf: ObjectStorage, file: File) -> File:
+        path.write_bytes(whole)
+        return real(shelf, file)
+
+    monkeypatch.setattr(ObjectStorage, "again", stored_again)
+    found = surveyed(tmp_path, 100, deep=True)
+    assert (found.damaged, found.messages) == ([], 5)
+
+
+def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+
+    def always_another(shelf: ObjectStorage, stream: str) -> Any:
+        nonlocal count
+        count += 1
+        yield file_of(tmp_path, encoded([(count, NOW)]))
+
+    def gone(*_: Any, **__: Any) -> bytes:
+        raise VanishedError("it is gone")
+
+    monkeypatch.setattr(ObjectStorage, "files", always_another)
+    monkeypatch.setattr(ObjectStorage, "read", gone)
+    assert surveyed(tmp_path, 100, deep=False).restless
+
+
+def test_what_a_killed_store_leaves_is_not_foreign_and_everything_else_is(tmp_path: Path) -> None:
+    path = put(tmp_path, encoded(MESSAGES))
+    (path.parent / f".{path.name}.0123.tmp").write_bytes(b"half")
+    for name in ("notes.txt", f"{path.name}.bak", ".hidden", "x.tmp"):
+        (path.parent / name).write_bytes(b"")
+    found = surveyed(tmp_path, 100, deep=False)
+    assert [re.sub(r".*/", "", path) for path in found.foreign] == sorted(
+        [f"{path.name}.bak", ".hidden", "notes.txt", "x.tmp"]
+    )
+    assert (found.objects, found.damaged) == (1, [])
+
+
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, encoded(MESSAGES))
+    put(tmp_path, encoded(DENSE, key="us"))
+    real = LocalFileSystem.ls
+
+    def refused(fs: LocalFileSystem, path: str, **options: Any) -> Any:
+        if "key=us" in path:  # root, who may run this test, is refused nothing
+            raise PermissionError(13, "Permission denied")
+        return real(fs, path, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "ls", refused)
+    with pytest.raises(StoreError, match="cannot list"):
+        surveyed(tmp_path, 100, deep=False)
+
+
+def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    reference: set[int] = set()
+    copies = 0
+    for _ in range(30):
+        seqs = chance.sample(range(1, 400), chance.randrange(1, 60))
+        start = chance.randrange(400)
+        put(tmp_path, encoded((seq, NOW + seq) for seq in seqs))
+        put(tmp_path, encoded(((seq, NOW + seq) for seq in range(start, start + 20)), quarantine=True))
+        reference |= {*seqs, *range(start, start + 20)}
+        copies += len(seqs) + 20
+    names = list(ObjectStorage(str(tmp_path), {}).files("ORDERS"))
+    found = surveyed(tmp_path, 1000, deep=False)
+    assert found.objects == len(names)
+    assert (len(found.sequences), found.damaged) == (len(reference), [])
+    assert found.messages <= copies
+    everything = np.arange(500, dtype=np.int64)
+    assert set(everything[found.sequences.contains(everything)].tolist()) == reference
