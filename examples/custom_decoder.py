@@ -1,4 +1,4 @@
-"""The capture as a library, with a decoder and a key function of one's own.
+"""The capture as a library, with a custom decoder and a custom key function.
 
     python examples/custom_decoder.py CONFIG
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def delays(first: float, longest: float) -> Iterator[float]:
-    """Seconds to wait after each failed attempt: doubling from `first` to `longest`, with jitter; without end."""
+    """Yield the seconds to wait after each failed attempt: doubling from `first` to `longest`, with jitter; endless."""
     delay = first
     while True:
         yield delay * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret

@@ -14,7 +14,7 @@ from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 app = typer.Typer(
     name="jetcapture",
-    help="Keeps NATS JetStream streams as Parquet in object storage, and acknowledges only what is stored.",
+    help="Archive NATS JetStream streams as Parquet in object storage; acknowledge only what is stored.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -49,7 +49,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Keeps NATS JetStream streams as Parquet in object storage, and acknowledges only what is stored."""
+    """Archive NATS JetStream streams as Parquet in object storage; acknowledge only what is stored."""
 
 
 @app.command()
@@ -57,10 +57,10 @@ def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
     until_caught_up: Annotated[
         bool,
-        typer.Option("--until-caught-up", help="Stop, drained, once nothing is pending and nothing unacknowledged."),
+        typer.Option("--until-caught-up", help="Drain and stop once nothing is pending or unacknowledged."),
     ] = False,
 ) -> None:
-    """Capture until SIGTERM, SIGINT or SIGHUP, which drain; a second SIGTERM or SIGINT stops at once."""
+    """Capture until SIGTERM, SIGINT or SIGHUP, then drain; a second SIGTERM or SIGINT stops immediately."""
     from jetcapture_py.monitoring import http_server
 
     server = http_server.start_early(config)  # the imports take seconds on a busy machine
@@ -84,10 +84,10 @@ def run(
 @app.command()
 def status(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    watch: Annotated[bool, typer.Option("--watch", help="Again every two seconds, until interrupted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As one line of JSON.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds until interrupted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
-    """Show how a capture stands: lag, pending, unacknowledged against its limit, watermark, what was stored last."""
+    """Show the status of a capture: lag, pending and unacknowledged messages, watermark, last stored object."""
     from jetcapture_py import startup
     from jetcapture_py.config.model import load
 
@@ -101,17 +101,17 @@ def status(
 def verify(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every byte of every object: finds any flipped bit.")
+        bool, typer.Option("--deep", help="Read every byte of every object, to find flipped bits.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Fail also for gaps, foreign files, objects without checksums, and a damaged watermark."
+            "--strict", help="Also fail for gaps, foreign files, objects without checksums, and a damaged watermark."
         ),
     ] = False,
 ) -> None:
-    """Prove that everything acknowledged is in the archive, and nothing is read twice; exit code 1 if it is not."""
+    """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
     from jetcapture_py import log, startup
     from jetcapture_py.capture import memory
     from jetcapture_py.config.model import load
@@ -137,17 +137,17 @@ def schema() -> None:
 @app.command()
 def demo(
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to leave the archive; by default a new directory.")
+        Path | None, typer.Option("--dir", help="Directory for the archive; by default a new one.")
     ] = None,
     messages: Annotated[int, typer.Option(min=1000, help="How many orders to publish.")] = 200_000,
 ) -> None:
-    """Start a NATS server, publish orders, capture, query and replay them, and show each step."""
+    """Start a NATS server; publish, capture, query and replay orders, showing each step."""
     raise typer.Exit(import_module("spark_jobs.demo").run(directory, messages))
 
 
 spark = typer.Typer(
     name="spark",
-    help="Run a Spark job over an archive; JOB --help tells its arguments.",
+    help="Run a Spark job over an archive; JOB --help shows its arguments.",
     no_args_is_help=True,
 )
 app.add_typer(spark)
@@ -156,7 +156,7 @@ JOBS = {
     "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
-    "report": "One HTML page about an archive.",
+    "report": "Write one HTML page about an archive.",
 }
 
 

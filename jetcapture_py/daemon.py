@@ -1,4 +1,4 @@
-"""The process around a capture: signals, the way out, and the exit code."""
+"""The process around a capture: signals, shutdown and the exit code."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ DRAINED, FAILED = 0, 1
 
 
 def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | None = None) -> int:
-    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; the exit code. `server` listens for probes already.
+    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; return the exit code. `server` already listens for
+    probes.
 
-    A second SIGTERM or SIGINT ends the process at once.
+    A second SIGTERM or SIGINT ends the process immediately.
 
-    Raises ConfigError for what shows only when the parts are made: an object that cannot be imported, a missing extra.
+    Raises ConfigError for problems that show only at start: an object that cannot be imported, a missing extra.
     """
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
-    if not (is_reference(config.decode.format) or is_reference(config.key)):  # code of the user's own may need it
+    if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need it
         memory.without_pandas()
     try:
         asyncio.run(_run(config, server, until_caught_up=until_caught_up))
@@ -66,7 +67,7 @@ async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bo
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup: it is to outlive its terminal
+            continue  # nohup: the process outlives its terminal
         loop.add_signal_handler(number, on_signal, number)
     event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
     with _http(state, server):
@@ -76,9 +77,9 @@ async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bo
 
 @contextlib.contextmanager
 def _http(state: CaptureState, server: HttpServer | None) -> Iterator[None]:
-    """Metrics and probes while the capture runs.
+    """Serve metrics and probes while the capture runs.
 
-    Where nobody asked for them, a port that is taken is no reason to fail: replicas may share a machine.
+    Without an explicit `http` section, a port in use is not an error: replicas may share a machine.
     """
     config = state.config.http
     with contextlib.ExitStack() as stack:
@@ -95,7 +96,7 @@ def _http(state: CaptureState, server: HttpServer | None) -> Iterator[None]:
 
 
 def _failed(*errors: BaseException) -> NoReturn:
-    """Say why, and end; a thread may hang in the store for ever, and nothing it does can be acknowledged any more."""
+    """Log the errors and exit without waiting for threads, which may hang in the store."""
     for error in errors:
         known = isinstance(error, JetcaptureError)
         event(log, logging.ERROR, "capture.failed", error=one_line(str(error), LONGEST_LOGGED) if known else error)

@@ -1,4 +1,4 @@
-"""Every error jetcapture raises on purpose, and what its caller does about it.
+"""The errors that jetcapture raises on purpose, and what callers do about them.
 
     JetcaptureError
     ├── ConfigError         the configuration is wrong: print the problems, exit 2
@@ -6,14 +6,14 @@
     ├── DrainError          the drain left messages unacknowledged: exit 1; they are delivered again
     └── StoreError          an object could not be stored: retry, hold the data
         ├── VanishedError         an object that was listed is gone: compacted or removed since; list again
-        └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): say so at once
+        └── PermanentStoreError   retrying alone will not help (no such bucket, access denied): report it immediately
 
 A message that cannot be decoded is not an exception: it is a `Failure` row (see `transform.batch`), in quarantine.
 """
 
 
 class JetcaptureError(Exception):
-    """Base of all; its text is one clear line, fit for a terminal, without secrets."""
+    """Base class; its text is one clear line without secrets."""
 
 
 class ConfigError(JetcaptureError):
@@ -28,7 +28,7 @@ class ConfigError(JetcaptureError):
 
 
 class SourceError(JetcaptureError):
-    """The server refuses us for good: no such stream, wrong password, consumer deleted, connection closed."""
+    """The server refuses permanently: no such stream, wrong password, consumer deleted, connection closed."""
 
 
 class DrainError(JetcaptureError):
@@ -44,4 +44,4 @@ class VanishedError(StoreError):
 
 
 class PermanentStoreError(StoreError):
-    """An object was not stored, and only a person can change that. Reported at once; still retried while held."""
+    """An object was not stored, and an operator must fix the cause. Reported immediately; retried while held."""

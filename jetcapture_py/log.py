@@ -3,9 +3,9 @@
     2026-01-31T12:00:00.123Z INFO blocks.stored blocks=1 rows=5000
     {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "blocks.stored", "blocks": 1, "rows": 5000}
 
-No value can begin a line of its own or move a terminal's cursor: what is not printable is escaped. Exceptions are one
-line without a traceback. Lines of libraries come through as the event `library.log` from warnings on, and Python's
-warnings as `python.warning`.
+Unprintable characters are escaped, so no value can start a line or move a terminal's cursor. Exceptions are one line
+without a traceback. Log lines of libraries become the event `library.log` from level warning on, and Python's warnings
+`python.warning`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _BARE = re.compile(r'[^\s="\\]+')
 
 
 def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noqa: A002  # the setting's name
-    """Send everything to `stream` (standard error), as `text`, `json` or `auto`: text on a terminal, else JSON.
+    """Log to `stream` (standard error), as `text`, `json` or `auto`: text on a terminal, else JSON.
 
-    `level` is for our own events. Calling it again replaces what the last call set up, and nobody else's handlers.
+    `level` applies to our own events. A second call replaces the first; other handlers stay.
     """
     if format not in ("auto", "text", "json"):
-        raise ValueError(f"no such log format: {format!a}")
+        raise ValueError(f"unknown log format: {format!a}")
     threshold = logging.getLevelNamesMapping().get(level.upper())
     if threshold is None:
-        raise ValueError(f"no such log level: {level!a}")
+        raise ValueError(f"unknown log level: {level!a}")
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
     as_text = target.isatty() if format == "auto" else format == "text"
@@ -94,7 +94,7 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The event's fields as plain values; what a library logged becomes fields, too."""
+    """Return the event's fields as plain values, also for a library's log line."""
     given: Mapping[str, object] | None = getattr(record, FIELDS, None)
     if given is None:
         message = one_line(record.getMessage(), LONGEST_LOGGED)
@@ -106,7 +106,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """The value as JSON knows it; anything else as its text."""
+    """Return a JSON value; anything else as text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -129,5 +129,5 @@ def _text(value: object) -> str:
 
 
 def _bare(text: str) -> str:
-    """The text as it is when it reads as one word, else escaped in quotes."""
+    """Return the text unchanged if it is one printable word, else escaped and quoted."""
     return text if _BARE.fullmatch(text) and text.isprintable() else f'"{escaped(text)}"'

@@ -1,10 +1,10 @@
-"""Keeps an event that may happen at any rate from filling the log."""
+"""Rate limit for log events."""
 
 from __future__ import annotations
 
 
 class LogLimit:
-    """Lets one event through every `every` seconds, with the count of what happened since the last one."""
+    """Allows one event per `every` seconds, with the count since the last one."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every = every
@@ -12,7 +12,7 @@ class LogLimit:
         self._count = 0
 
     def due(self, now: float, count: int = 1) -> int:
-        """Count `count` more; how many to log now, 0 for nothing."""
+        """Count `count` more; return how many to log now, 0 for none."""
         self._count += count
         if not self._count or now - self._last < self._every:
             return 0

@@ -1,4 +1,4 @@
-"""Objects of the user's own, named in the configuration as `package.module:object`."""
+"""Load user objects named in the configuration as `package.module:object`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_reference(text: str) -> bool:
 
 
 def load(reference: str) -> object:
-    """The object; ValueError, one line, when it cannot be imported, whatever its module does meanwhile."""
+    """Return the object. Raises ValueError with one line when it cannot be imported, whatever its module does."""
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Has a process start and end sooner: it imports what its configuration needs, and looks at that only once."""
+"""Faster start and exit: import only what the configuration needs, and keep the garbage collector off it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ WEBSOCKETS = "aiohttp"
 
 @contextlib.contextmanager
 def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """What works with `config` is to be imported inside the block.
+    """Import the modules that work with `config` inside the block.
 
-    What was imported stays to the end, so the garbage collector passes it over, now and for ever: as the modules come,
-    at every full collection, and when the process ends. numpy's linear algebra, which nothing here uses, gets no
-    thread for every core, each of which waits for work in a loop at first.
+    Imported modules stay until the end, so the garbage collector ignores them: while they load, at every full
+    collection, and when the process ends. numpy's linear algebra, which is not used here, starts no thread per core.
     """
-    if not (is_reference(config.decode.format) or is_reference(config.key)):  # code of the user's own may need them
+    if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
     try:
@@ -35,13 +34,13 @@ def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Itera
 
 
 def _without_websockets() -> None:
-    """Import nats-py as if the library for ws:// were missing, which S3, Azure or anything else may have installed.
+    """Import nats-py as if the library for ws:// were missing, which other extras may have installed.
 
-    It is imported by whatever asks for it afterwards.
+    Later imports find it.
     """
     if WEBSOCKETS in sys.modules:
         return
-    sys.modules[WEBSOCKETS] = None  # type: ignore[assignment]  # which is how Python spells "missing"
+    sys.modules[WEBSOCKETS] = None  # type: ignore[assignment]  # Python's marker for a missing module
     try:
         import nats.aio.transport  # noqa: F401
     finally:

@@ -1,7 +1,7 @@
-"""Make text from elsewhere fit for a log line, a terminal and the quarantine: short, printable, without credentials.
+"""Make foreign text safe for a log line, a terminal and the quarantine: short, printable, without credentials.
 
-Errors of libraries and of user code quote whatever they were working on: addresses with passwords, whole payloads,
-control characters. `one_line` is the one way from an error to text that is stored or logged.
+Errors of libraries and user code quote what they were working on: addresses with passwords, whole payloads, control
+characters. Every error that is stored or logged passes through `one_line`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 LONGEST = 300
-"""Most characters of an error that is stored, or that becomes part of another error."""
+"""Maximum length of an error that is stored or becomes part of another error."""
 LONGEST_LOGGED = 2000
-"""Most characters of an error in the log, where the reason may come after long paths."""
+"""Maximum length of an error in the log, where the reason may follow long paths."""
 
 _MOST_READ = 1 << 16
 _MOST_PARTS = 10
@@ -73,9 +73,9 @@ def plural(count: int, one: str, many: str | None = None, *, grouped: bool = Fal
 
 
 def escaped(text: str) -> str:
-    """The text with every character that is not printable, and every quote and backslash, as an escape.
+    """Return the text with unprintable characters, quotes and backslashes escaped.
 
-    So it can neither end a line, nor move a terminal's cursor, nor end the quotes around it.
+    The result cannot end a line, move a terminal's cursor, or end the quotes around it.
     """
     return "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
 

@@ -1,8 +1,8 @@
-"""Reads an archive in Spark: every message once, as one table, at the speed of native Parquet.
+"""Read an archive in Spark: every message once, as one table, at the speed of native Parquet.
 
-The names of the objects say which of them can share a message (see `layout`). Objects that cannot are read as they
-are; of the others, what each has first is found out (see `overlaps`), or they go through `dropDuplicates`. Objects
-whose columns differ in type still make one table.
+Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
+messages are compared by sequence (see `overlaps`), or go through `dropDuplicates`. Objects whose column types differ
+still form one table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_archive(
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
-    """The archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
+    """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
     `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
     which objects are opened at all: a datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by
@@ -108,7 +108,7 @@ def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = 
 
 
 def _plain_name(stream: str) -> str:
-    """A name that SQL reads without backticks."""
+    """Return a name that SQL accepts without backticks."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", stream)
     return f"_{name}" if name[0].isdigit() else name
 
@@ -121,7 +121,7 @@ def _plan(
     columns: Columns | None,
     dedupe: Dedupe,
 ) -> DataFrame:
-    """The objects that may hold what is wanted, as they are now. Raises VanishedError when that has just changed."""
+    """Return the objects that may match, as of now. Raises VanishedError when they have just changed."""
     listing = archive.listing(keys)
     chosen = [name for name in listing.objects if _may_hold(name, start, end)]
     if chosen:
@@ -149,7 +149,7 @@ def _column(frame: DataFrame, name: str) -> Column:
 def _read(
     archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Columns | None, dedupe: Dedupe
 ) -> DataFrame:
-    """The objects as one table, deduplicated."""
+    """Return the objects as one table, deduplicated."""
     if dedupe == "auto":
         whole, shared = layout.split_overlapping(names)
     else:
@@ -216,7 +216,7 @@ class _Reader:
 def divide(
     schemas: Iterable[int], reads: Callable[[int], Reads], most: int
 ) -> tuple[list[tuple[Reads, list[int]]], list[int]]:
-    """Divide schemas into at most so many scans, and those that are left. What comes first gets a scan."""
+    """Divide schemas into at most this many scans, first ones first, and return the rest."""
     scans: list[tuple[dict[str, DataType], list[int]]] = []
     rest = []
     for schema in schemas:

@@ -1,23 +1,22 @@
-"""Merges the small and overlapping objects of an archive's closed buckets into sorted ones of a target size.
+"""Merge the small and overlapping objects of an archive's closed buckets into sorted ones of a target size.
 
     python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 5m] [--dry-run]
 
-At every moment, also when it is killed, every message is in the archive, and a reader that follows the rule of
-`layout` counts it once:
+At all times, even if it is killed, every message is in the archive, and a reader that follows the rule of `layout`
+counts it once:
 
-- New objects appear whole, beside their sources. As long as both are there their sequence ranges overlap, so a reader
-  compares their messages. What a compaction writes of one unit is disjoint, so it is read as it is afterwards.
-- Sources are removed last: when all new objects have been written, read back, and compared with what the sources
-  hold, and when the grace period has passed for readers that chose their objects before. Only objects that were
-  listed and read themselves are removed. What the daemon stores meanwhile is not among them, and if it overlaps the
-  new objects, a reader compares it with them.
-- Killed while writing: there are more copies than before. The next run finds new objects that hold all there is in
-  their range, keeps them, and goes on with the rest. Killed while waiting or removing: the next run finds everything
-  held by objects that it keeps, and removes the sources without writing anything.
-- Two compactions at once, even with different targets, may each hold the other's objects for redundant. They cannot
-  both be right, because an object gives way only to objects with more rows (see `compaction.plan`).
+- New objects appear whole, beside their sources. While both exist their sequence ranges overlap, so a reader compares
+  their messages. The objects written for one unit are disjoint, so later they are read without comparing.
+- Sources are removed last: after all new objects were written, read back, and compared with the sources, and after a
+  grace period for readers that chose their objects before. Only objects that were listed and read are removed, not
+  those that the capture stores meanwhile; if these overlap the new objects, a reader compares them.
+- Killed while writing: there are more copies than before. The next run keeps new objects that hold everything in their
+  range, and continues with the rest. Killed while waiting or removing: the next run finds everything in objects that it
+  keeps, and removes the sources without writing.
+- Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
+  both remove them, because an object gives way only to objects with more rows (see `compaction.plan`).
 
-Objects that are alone in their range and large enough are left as they are, so a second run does nothing.
+Large enough objects without overlap are left unchanged, so a second run does nothing.
 """
 
 from __future__ import annotations
@@ -78,16 +77,16 @@ def compact(
 ) -> Summary:
     """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
 
-    Only buckets that ended more than `older_than` seconds ago are touched, of these those that begin at or after
-    `start` and before `end`, and these `keys`, None among them for messages without one. Where the archive has a
-    watermark, only buckets that are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the
-    last object that replaces them was written; this waits for that, once, and says so to `tell`.
+    Only buckets that ended more than `older_than` seconds ago, that start at or after `start` and before `end`, and
+    only these `keys`, None among them for messages without one. Where the archive has a watermark, only buckets that
+    are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
+    them was written; this function waits for that once, and reports it to `tell`.
 
-    `options` are handed to fsspec, here and on the executors. Raises JetcaptureError when the archive cannot be
-    listed; what fails in one group is in the summary's errors.
+    `options` go to fsspec, here and on the executors. Raises JetcaptureError when the archive cannot be listed;
+    failures of single groups are in the summary's errors.
     """
     if target_size <= 0:
-        raise JetcaptureError("the target size must be more than nothing")
+        raise JetcaptureError("the target size must be above 0")
     if quarantine and keys is not None:
         raise JetcaptureError("the quarantine is not divided by key")
     part = Part.of(start, end, keys)
@@ -104,7 +103,7 @@ def compact(
     mark = None if incomplete else watermark.read(place.fs, place.root, stream)
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
-        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are not complete and are left alone")
+        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are incomplete and are left alone")
     order = Order(target=target_size, closed=closed, dry_run=dry_run)
     outcomes = list(_run(spark, url, options or {}, order, chosen))
     removed: frozenset[str] = frozenset()
@@ -121,7 +120,7 @@ def _begins_within(bucket: int, start: datetime | None, end: datetime | None) ->
 def _run(
     spark: SparkSession, url: str, options: Mapping[str, Any], order: Order, chosen: Sequence[Source]
 ) -> Iterator[Outcome]:
-    """Compact every unit with work in it, on the executors."""
+    """Compact every unit that needs it, on the executors."""
     work = [
         json.dumps([(source.name.path, source.size) for source in unit.sources])
         for unit in units((source for source in chosen if source.name.bucket < order.closed), order.target)
@@ -149,14 +148,14 @@ def _task(url: str, options: dict[str, Any], order: Order) -> Callable[[Iterable
 def _remove(
     files: Files, directories: Sequence[str], outcomes: Sequence[Outcome], grace: float, tell: Callable[[str], object]
 ) -> tuple[frozenset[str], list[str]]:
-    """Remove what may go, after the grace period, where what holds its messages is still there."""
+    """Remove sources after the grace period, where the objects that hold their messages still exist."""
     ready = [outcome for outcome in outcomes if outcome.removable]
     if not ready:
         return frozenset(), []
     wait = max(outcome.since for outcome in ready) + grace - time.time()
     if wait > 0:
         count = sum(len(outcome.removable) for outcome in ready)
-        tell(f"waiting {format_duration(round(wait))} for readers, then {count} objects are removed")
+        tell(f"waiting {format_duration(round(wait))} for readers before removing {plural(count, 'object')}")
         time.sleep(wait)
     present = {source.name.path for source in files.find(directories)}
     doomed = []
@@ -171,7 +170,7 @@ def _remove(
 
 
 @dataclass(kw_only=True)
-class Arguments(PartArguments):
+class CompactCommand(PartArguments):
     """Merge the small and overlapping objects of an archive's closed buckets."""
 
     quarantine: Annotated[bool, Option("--quarantine", help="Compact the quarantine instead of the messages.")] = False
@@ -195,10 +194,10 @@ class Arguments(PartArguments):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when everything was done, 1 when anything failed."""
-    return guarded("compact", lambda: _job(parse("compact", Arguments, arguments)))
+    return guarded("compact", lambda: _job(parse("compact", CompactCommand, arguments)))
 
 
-def _job(chosen: Arguments) -> None:
+def _job(chosen: CompactCommand) -> None:
     summary = compact(
         session("jetcapture compact"),
         chosen.url,

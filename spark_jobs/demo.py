@@ -1,7 +1,7 @@
-"""`jetcapture demo`: 200,000 orders, from a NATS server of its own to Parquet, Spark and back, step by step.
+"""`jetcapture demo`: orders from a NATS server to Parquet, Spark SQL and back, step by step.
 
-It needs the extra `demo` and Java 17 and touches nothing outside its directory. All of it runs in a process group of
-its own, on ports that the system chose; the group is killed when the demonstration ends, however it ends.
+It needs the extra `demo` and Java 17 and touches nothing outside its directory. Everything runs in its own process
+group, on ports that the system chose; the group is killed when the demo ends, however it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import glob
 import importlib.util
 import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -19,46 +20,49 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import msgspec
 import nats
 import yaml
 from nats.js.errors import NotFoundError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from rich.tree import Tree
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.publisher import Publisher
-from spark_jobs.sample_orders import COLUMNS, orders
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-STREAM = "ORDERS"
-CONSUMER = "archive"
-RESULTS = "RESULTS"
+STREAM, CONSUMER, RESULTS = "ORDERS", "archive", "RESULTS"
 REPLICAS = 2
+CURRENCIES = {"eu": "EUR", "us": "USD", "apac": "JPY", "latam": "BRL"}
+ONE_BROKEN_IN = 1000
+COLUMNS = {
+    **dict.fromkeys(("order_id", "region", "customer", "currency"), "string"),
+    "amount": "double",
+    "created_at": "timestamp",
+    "items": "list<struct<sku: string, quantity: int64>>",
+}
 SQL = """SELECT region, currency, count(*) AS orders, count(DISTINCT customer) AS customers,
        sum(size(items)) AS items, round(sum(amount), 2) AS revenue
 FROM archive GROUP BY region, currency ORDER BY orders DESC"""
 REASONS = """SELECT stage, left(regexp_replace(error, '[0-9]+', 'N'), 60) AS reason, count(*) AS messages,
        left(decode(first(_nats_payload), 'ISO-8859-1'), 48) AS example
 FROM quarantine GROUP BY stage, reason ORDER BY messages DESC, reason LIMIT 8"""
-COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive) AS messages, (SELECT count(*) FROM archive) AS rows,
-       (SELECT count(DISTINCT _nats_seq) FROM quarantine) AS quarantined"""
-
+COUNTS = """SELECT (SELECT count(DISTINCT _nats_seq) FROM archive), (SELECT count(*) FROM archive),
+       (SELECT count(DISTINCT _nats_seq) FROM quarantine)"""
 _SERVER_START, _STALLED = 15.0, 120.0
 
 
 def run(directory: Path | None, messages: int) -> int:
-    """Run the demonstration in a process group of its own; return 0 when every order was accounted for."""
+    """Run the demo in its own process group; return 0 when every order was accounted for."""
     try:
         _check_prerequisites()
         home = _new_home(directory)
@@ -87,30 +91,24 @@ def run(directory: Path | None, messages: int) -> int:
 
 
 def main(home: str, messages: str) -> int:
-    """Run the demonstration in this process group, and kill the group when standard input ends: its parent is gone."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Run the demo in this process group, and kill the group when standard input ends: the parent is gone."""
+
+    def end_with_parent() -> None:
+        os.read(0, 1)  # blocks until the parent is gone
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     width = None if sys.stdout.isatty() else 140
-    console = Console(highlight=False, soft_wrap=True, emoji=False, width=width)
     try:
-        _Demo(console, Path(home), int(messages)).run()
+        _Demo(Console(highlight=False, soft_wrap=True, emoji=False, width=width), Path(home), int(messages)).run()
     except JetcaptureError as error:
         return _failed(error)
     return 0
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)  # which nobody writes
-    os.killpg(0, signal.SIGKILL)
-
-
 def _failed(error: JetcaptureError) -> int:
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(f"jetcapture demo: {error}")
     return 1
-
-
-def _start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
 def _check_prerequisites() -> None:
@@ -131,11 +129,9 @@ def _server_binary() -> str:
 
 
 def _new_home(directory: Path | None) -> Path:
-    """The demonstration's directory, new or empty."""
-    number, home = 1, directory or Path("demo-archive")
-    while directory is None and home.exists():
-        number += 1
-        home = Path(f"demo-archive-{number}")
+    """Return the demo's directory, new or empty."""
+    names = (Path("demo-archive" if number == 1 else f"demo-archive-{number}") for number in count(1))
+    home = directory or next(path for path in names if not path.exists())
     try:
         home.mkdir(parents=True, exist_ok=True)
         if any(home.iterdir()):
@@ -147,75 +143,116 @@ def _new_home(directory: Path | None) -> Path:
     return home
 
 
+def orders(number_of: int) -> Iterator[tuple[str, bytes]]:
+    """Yield subjects and payloads of orders, always the same; one in `ONE_BROKEN_IN` cannot be decoded."""
+    dice = random.Random(7)  # noqa: S311  # sample data, not secrets
+    start = datetime.now(UTC) - timedelta(hours=6)
+    for number, region in enumerate(dice.choices(list(CURRENCIES), weights=(4, 3, 2, 1), k=number_of)):
+        order: dict[str, Any] = {
+            "order_id": f"o-{number:08}",
+            "region": region,
+            "customer": f"c-{int(dice.expovariate(1 / 4000)):05}",
+            "amount": round(5 + dice.expovariate(1 / 80), 2),
+            "currency": CURRENCIES[region],
+            "created_at": start + timedelta(milliseconds=100 * number),
+            "items": [{"sku": f"sku-{int(dice.random() * 500):03}", "quantity": 1 + number % 3}] * (1 + number % 4),
+        }
+        payload = msgspec.json.encode(order)
+        if number % ONE_BROKEN_IN == ONE_BROKEN_IN // 2:
+            wrong_type = msgspec.json.encode({**order, "amount": "a lot"})
+            payload = (payload[:-20], wrong_type, b"\x00\x01\xfe\xff")[number // ONE_BROKEN_IN % 3]
+        yield f"orders.{region}", payload
+
+
 class _Demo:
     """The steps, in order."""
 
     def __init__(self, console: Console, home: Path, messages: int) -> None:
-        self.console = console
-        self.home = home
-        self.archive = home / "archive"
-        self.messages = messages
+        self.console, self.home, self.messages = console, home, messages
+        self.archive, self.logs = home / "archive", home / "logs"
         self.began = time.monotonic()
 
     def run(self) -> None:
         self.console.print(f"Everything happens in {self.home}.", markup=False)
         url = self._server()
         self._step(f"1. A NATS server runs at {url}; {self.messages:,} orders go to its stream {STREAM}")
-        seconds = asyncio.run(self._publish(url))
-        self.console.print(f"  {self.messages:,} orders acknowledged, {self.messages / seconds:,.0f} a second")
+        self._timed("orders acknowledged", lambda: asyncio.run(self._publish(url)))
         self._step(f"2. {REPLICAS} replicas of `jetcapture run` share the consumer {CONSUMER}, and store Parquet")
-        seconds = self._capture(url)
-        self.console.print(
-            f"  {self.messages:,} messages stored and acknowledged, {self.messages / seconds:,.0f} a second"
-        )
+        self._timed("messages stored and acknowledged", lambda: asyncio.run(self._capture(url)))
         self._step("3. The archive")
         self._show_archive()
-        with _spark_noise_to(self.home / "logs" / "spark.log"):
-            spark = self._spark()
-            self._step("4. The quarantine: what could not be decoded, with the reason and the raw bytes")
-            counts = self._show_quarantine(spark)
-            self._step("5. Spark SQL over the archive")
-            result = self._aggregate(spark)
-            self._step(f"6. The result, replayed to NATS subjects results.* and read back from the stream {RESULTS}")
-            self._replay(result, url)
-            spark.stop()
+        with self._spark_errors():
+            self._query(url)
+
+    def _query(self, url: str) -> None:
+        from spark_jobs.archive import archive_view
+        from spark_jobs.job import session
+        from spark_jobs.replay import replay
+
+        with self.console.status("Spark starts …"):
+            spark = session("jetcapture demo")
+            spark.conf.set("spark.sql.shuffle.partitions", "4")
+            for view in ("archive", "quarantine"):
+                archive_view(spark, str(self.archive), STREAM, view, quarantine=view == "quarantine")
+        self._step("4. The quarantine: what could not be decoded, with the reason and the raw bytes")
+        reasons = spark.sql(REASONS)
+        self._table(reasons.columns, reasons.collect())
+        counts = spark.sql(COUNTS).collect()[0]
+        self._step("5. Spark SQL over the archive")
+        self.console.print(SQL, style="dim")
+        result = spark.sql(SQL)
+        self._table(result.columns, result.collect())
+        self._step(f"6. The result, replayed to NATS subjects results.* and read back from the stream {RESULTS}")
+        published = replay(result, url, "results.{region}").published
+        read = asyncio.run(_read_back(url, published))
+        for subject, payload in read:
+            self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
+        if len(read) != published:
+            raise JetcaptureError(f"{published} results were replayed, but {len(read)} were read back")
+        spark.stop()
         self._finish(*counts)
 
     def _step(self, text: str) -> None:
         self.console.print(f"\n[bold cyan]{text}[/]")
 
+    def _timed(self, what: str, step: Callable[[], object]) -> None:
+        began = time.monotonic()
+        step()
+        rate = self.messages / (time.monotonic() - began)
+        self.console.print(f"  {self.messages:,} {what}, {rate:,.0f} per second")
+
+    def _start(self, command: Sequence[str], log: str) -> subprocess.Popen[bytes]:
+        with (self.logs / log).open("wb") as output:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
     def _server(self) -> str:
-        """A nats-server on a port of its own choice; its address."""
-        storage, logs = self.home / "nats", self.home / "logs"
+        """Start a nats-server on a free port; return its address."""
+        storage, log = self.home / "nats", self.logs / "nats-server.log"
         storage.mkdir()
         command = [_server_binary(), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", str(storage)]
-        command += ["-js", "-sd", str(storage), "-l", str(logs / "nats-server.log")]
-        process = _start(command, logs / "nats-server.err")
+        process = self._start([*command, "-js", "-sd", str(storage), "-l", str(log)], "nats-server.err")
         ports = storage / f"nats-server_{process.pid}.ports"
         deadline = time.monotonic() + _SERVER_START
         while time.monotonic() < deadline and process.poll() is None:
             with suppress(OSError, ValueError):  # not written yet, or half
                 return str(json.loads(ports.read_text())["nats"][0])
             time.sleep(0.02)
-        raise JetcaptureError(f"nats-server did not start: see {logs / 'nats-server.log'}")
+        raise JetcaptureError(f"nats-server did not start: see {log}")
 
-    async def _publish(self, url: str) -> float:
+    async def _publish(self, url: str) -> None:
         nc = await nats.connect(url, error_cb=_quiet)
-        js = nc.jetstream()
-        await js.add_stream(name=STREAM, subjects=["orders.>"])
-        await js.add_stream(name=RESULTS, subjects=["results.>"])
-        began = time.monotonic()
-        with _progress(self.console, "published", self.messages) as at:
+        for stream, subjects in ((STREAM, "orders.>"), (RESULTS, "results.>")):
+            await nc.jetstream().add_stream(name=stream, subjects=[subjects])
+        with self.console.status("") as status:
             async with Publisher(nc, window=2000, ack_timeout=30) as publisher:
                 for number, (subject, payload) in enumerate(orders(self.messages), 1):
                     await publisher.publish(subject, payload)
                     if number % 2000 == 0:
-                        at(publisher.published)
-            at(self.messages)
+                        status.update(f"{publisher.published:,} published")
         await nc.close()
-        return time.monotonic() - began
 
-    def _config(self, url: str) -> Path:
+    async def _capture(self, url: str) -> None:
+        """Run the replicas until they have stopped by themselves; show how much is acknowledged."""
         config = {
             "nats": {"servers": [url]},
             "source": {"stream": STREAM, "consumer": CONSUMER},
@@ -228,116 +265,100 @@ class _Demo:
         }
         path = self.home / "jetcapture.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
-        return path
-
-    def _capture(self, url: str) -> float:
-        config = self._config(url)
-        began = time.monotonic()
-        command = [sys.executable, "-m", "jetcapture_py", "run", str(config), "--until-caught-up"]
-        logs = [self.home / "logs" / f"replica-{number}.log" for number in range(1, REPLICAS + 1)]
-        asyncio.run(self._watch(url, {log: _start(command, log) for log in logs}))
-        return time.monotonic() - began
-
-    async def _watch(self, url: str, replicas: Mapping[Path, subprocess.Popen[bytes]]) -> None:
-        """Show how much is acknowledged until all replicas have stopped by themselves."""
+        command = [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
+        replicas = {log: self._start(command, log) for log in (f"replica-{each + 1}.log" for each in range(REPLICAS))}
         done, moved = 0, time.monotonic()
         nc = await nats.connect(url, error_cb=_quiet)
-        with _progress(self.console, "stored", self.messages) as at:
-            while any([_is_running(process, log) for log, process in replicas.items()]):  # noqa: C419  each is asked
+        with self.console.status("") as status:
+            while any([self._is_running(process, log) for log, process in replicas.items()]):  # noqa: C419  all
                 with suppress(NotFoundError):  # until a replica has created it
                     info = await nc.jetstream().consumer_info(STREAM, CONSUMER)
                     now = self.messages - (info.num_pending or 0) - (info.num_ack_pending or 0)
                     done, moved = (now, time.monotonic()) if now != done else (done, moved)
-                    at(done)
+                    status.update(f"{done:,} stored")
                 if time.monotonic() - moved > _STALLED:
-                    raise JetcaptureError(f"the replicas make no progress: see {self.home / 'logs'}")
+                    raise JetcaptureError(f"the replicas make no progress: see {self.logs}")
                 await asyncio.sleep(0.1)
-            at(self.messages)
         await nc.close()
 
+    def _is_running(self, replica: subprocess.Popen[bytes], log: str) -> bool:
+        if replica.poll():
+            last = (self.logs / log).read_text(errors="replace").strip().rpartition("\n")[2]
+            raise JetcaptureError(
+                f"a replica failed with exit code {replica.returncode}: see {self.logs / log}\n{last}"
+            )
+        return replica.returncode is None
+
     def _show_archive(self) -> None:
-        """Show the directories with one object of each, and what each key takes."""
-        tree = Tree(Text(str(self.archive)))
-        keys: dict[str, list[int]] = {}
-        for directory, paths in groupby(sorted(self.archive.rglob("*.parquet")), key=lambda path: path.parent):
-            files = list(paths)
+        """Show the directories with one object of each, and the volume of each key."""
+        tree, keys = Tree(Text(str(self.archive))), defaultdict[str, list[int]](lambda: [0, 0, 0])
+        directories: dict[Path, list[Path]] = defaultdict(list)
+        for path in sorted(self.archive.rglob("*.parquet")):
+            directories[path.parent].append(path)
+            name = layout.parse_path(path.relative_to(self.archive).as_posix())
+            if name is not None and not name.quarantine:
+                of_key = keys[str(name.key)]
+                of_key[:] = of_key[0] + 1, of_key[1] + name.rows, of_key[2] + path.stat().st_size
+        for directory, files in directories.items():
             branch = tree.add(directory.relative_to(self.archive).as_posix(), highlight=False)
             branch.add(Text(files[0].name, no_wrap=True, overflow="ellipsis"))
             if len(files) > 1:
                 branch.add(f"… and {len(files) - 1} more")
-            for path in files:
-                name = layout.parse_path(path.relative_to(self.archive).as_posix())
-                if name is not None and not name.quarantine:
-                    of_key = keys.setdefault(str(name.key), [0, 0, 0])
-                    of_key[:] = of_key[0] + 1, of_key[1] + name.rows, of_key[2] + path.stat().st_size
         self.console.print(tree)
-        numbers = ((key, *of_key, round(of_key[2] / of_key[1])) for key, of_key in sorted(keys.items()))
-        self._print_table(["key", "objects", "rows", "bytes", "bytes a row"], numbers)
+        rows = ((key, *of_key, round(of_key[2] / of_key[1])) for key, of_key in sorted(keys.items()))
+        self._table(["key", "objects", "rows", "bytes", "bytes per row"], rows)
 
-    def _spark(self) -> SparkSession:
-        from spark_jobs.archive import archive_view
-        from spark_jobs.job import session
-
-        with self.console.status("Spark starts …"):
-            spark = session("jetcapture demo")
-            spark.conf.set("spark.sql.shuffle.partitions", "4")
-            for view, quarantine in (("archive", False), ("quarantine", True)):
-                archive_view(spark, str(self.archive), STREAM, view, quarantine=quarantine)
-        return spark
-
-    def _show_quarantine(self, spark: SparkSession) -> tuple[int, int, int]:
-        reasons = spark.sql(REASONS)
-        self._print_table(reasons.columns, reasons.collect())
-        counts = spark.sql(COUNTS).collect()[0]
-        return int(counts["messages"]), int(counts["rows"]), int(counts["quarantined"])
-
-    def _aggregate(self, spark: SparkSession) -> DataFrame:
-        self.console.print(SQL, style="dim")
-        result = spark.sql(SQL)
-        self._print_table(result.columns, result.collect())
-        return result
-
-    def _print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def _table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         from spark_jobs.query import table
 
         for line in table(columns, ([str(value) for value in row] for row in rows)):
             self.console.print(line, markup=False, style="bold" if line.startswith(columns[0]) else None)
 
-    def _replay(self, result: DataFrame, url: str) -> None:
-        from spark_jobs.replay import replay
+    @contextmanager
+    def _spark_errors(self) -> Iterator[None]:
+        """Send what Spark prints to a file, also that of its JVM and workers; turn its errors into one line."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
 
-        done = replay(result, url, "results.{region}")
-        read = asyncio.run(_read_back(url, done.published))
-        for subject, payload in read:
-            self.console.print(Text.assemble("  ", (f"{subject:<15}", "green"), payload))
-        if len(read) != done.published:
-            raise JetcaptureError(f"{done.published} results were replayed, but {len(read)} were read back")
+        from spark_jobs.job import spark_error
+
+        path = self.logs / "spark.log"
+        sys.stderr.flush()
+        saved = os.dup(2)
+        try:
+            with path.open("ab") as file:
+                os.dup2(file.fileno(), 2)
+            yield
+        except (PySparkException, Py4JError) as error:
+            raise JetcaptureError(f"Spark failed: {spark_error(error)}; see {path}") from error
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
 
     def _finish(self, messages: int, rows: int, quarantined: int) -> None:
         objects = f"{glob.escape(str(self.archive / STREAM))}/**/*.parquet".replace("'", "''")
         query = "SELECT key, count(*) FROM {} GROUP BY key"
-        duckdb = query.format(f"read_parquet('{objects}', hive_partitioning=true)")
         self.console.print("\n[bold]The archive stays. Query it with[/]")
         for words in (
-            ("duckdb", "-c", duckdb),
+            ("duckdb", "-c", query.format(f"read_parquet('{objects}', hive_partitioning=true)")),
             ("python", "-m", "spark_jobs.query", str(self.archive), STREAM, query.format("archive")),
         ):
             self.console.print("  " + " ".join(map(_shell_quoted, words)), markup=False)
         self.console.print(f"  Logs and the replicas' configuration are in {self.home}.", markup=False)
-        seconds = time.monotonic() - self.began
         if messages + quarantined != self.messages or rows != messages:
             raise JetcaptureError(
                 f"of {self.messages:,} orders {messages:,} are in the archive (in {rows:,} rows) and {quarantined:,} "
-                f"in the quarantine: that does not add up; see {self.home / 'logs'}"
+                f"in the quarantine, which does not add up: see {self.logs}"
             )
         self.console.print(
-            f"\n[bold green]Done in {seconds:.0f} s: {self.messages:,} orders published, {messages:,} in the archive, "
-            f"{quarantined:,} in the quarantine; none missing, none twice.[/]"
+            f"\n[bold green]Done in {time.monotonic() - self.began:.0f} s: {self.messages:,} orders published, "
+            f"{messages:,} in the archive, {quarantined:,} in the quarantine; none missing, none twice.[/]"
         )
 
 
 async def _quiet(_: Exception) -> None:
-    """What matters is raised; the rest is the end of the server, which an interruption may end first."""
+    """Ignore errors that are not raised: an interruption may end the server first."""
 
 
 async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:
@@ -346,46 +367,6 @@ async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:
     read = await subscription.fetch(expected, timeout=10)
     await nc.close()
     return [(message.subject, message.data.decode()) for message in read]
-
-
-@contextmanager
-def _spark_noise_to(path: Path) -> Iterator[None]:
-    """Send standard error to a file, for this process and those it starts (Spark's JVM and workers), and turn an
-    error of Spark's into one line."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    from spark_jobs.job import spark_error
-
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    except (PySparkException, Py4JError) as error:
-        raise JetcaptureError(f"Spark failed: {spark_error(error)}; see {path}") from error
-    finally:
-        sys.stderr.flush()
-        os.dup2(saved, 2)
-        os.close(saved)
-
-
-def _is_running(replica: subprocess.Popen[bytes], log: Path) -> bool:
-    """Whether it still runs. Raises JetcaptureError when it ended in any other way than drained."""
-    if replica.poll():
-        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
-        raise JetcaptureError(f"a replica failed with exit code {replica.returncode}: see {log}\n{last}")
-    return replica.returncode is None
-
-
-@contextmanager
-def _progress(console: Console, verb: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; gives what sets it."""
-    columns = (TextColumn(f"  {verb:<9}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(verb, total=total)
-        yield lambda count: bar.update(task, completed=count)
 
 
 def _shell_quoted(word: str) -> str:

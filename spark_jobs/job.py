@@ -32,9 +32,9 @@ from spark_jobs.reading.place import spark_settings
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"
 _INTERRUPTED = 128 + signal.SIGINT
-"""The exit code of a process that this signal has ended, as shells have it."""
+"""The exit code after SIGINT, by the convention of shells."""
 _CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
-"""What Py4J puts before an error of the JVM; of Spark's own errors, which have a name in brackets, also the class."""
+"""Py4J's prefix of a JVM error, including the class of Spark's own errors, which have a name in brackets."""
 _NOT_INSTALLED = (
     "install jetcapture where Spark runs, or give it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
@@ -44,12 +44,12 @@ _FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?
 
 
 def session(app_name: str, *urls: str | None) -> SparkSession:
-    """The active Spark session, or a new one that can read and write at `urls`.
+    """Return the active Spark session, or a new one that can read and write at `urls`.
 
-    A new one is quiet, and local unless spark-submit chose a master; with SPARK_REMOTE it is one of Spark Connect. Its
-    time zone is UTC unless `spark.sql.session.timeZone` is configured. This package's directory is appended to
-    `spark.executorEnv.PYTHONPATH`. What Spark needs for the URLs is added only where this starts Spark, and downloaded
-    if need be. The format `nats` is registered where Spark does not find it by itself.
+    A new session logs nothing, and is local unless spark-submit chose a master; with SPARK_REMOTE it uses Spark
+    Connect. Its time zone is UTC unless `spark.sql.session.timeZone` is configured. This package's directory is
+    appended to `spark.executorEnv.PYTHONPATH`. Packages for the URLs are added only where this starts Spark, and
+    downloaded if needed. The format `nats` is registered where Spark does not discover it.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
@@ -64,7 +64,7 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     for name, value in _settings(urls).items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
-        # Connect sets all of it a second time, on the session, and warns of what only a new Spark could be told
+        # Connect sets all of them again on the session, and warns about those that only a new Spark can take
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
         spark = builder.getOrCreate()
     if _TIME_ZONE not in spark.conf.getAll:  # neither spark-submit nor a file nor the server has set one
@@ -73,7 +73,7 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
 
 
 def _found_by_spark() -> bool:
-    """Whether Spark finds the format `nats` by itself: it looks in what is installed, not in --py-files."""
+    """Whether Spark discovers the format `nats`: it searches installed packages, not --py-files."""
     return util.find_spec("pyspark_nats") is not None and Path(layout.__file__).is_file()
 
 
@@ -83,7 +83,7 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
         return {}
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings: dict[str, str] = {}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit has started the JVM, and decided on the rest
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit started the JVM and chose the rest
         require_java()
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = {
@@ -91,8 +91,8 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            "spark.log.level": "FATAL",  # an error is told in one line by the job
-            "spark.sql.warehouse.dir": tempfile.gettempdir(),  # else one is made wherever this is run
+            "spark.log.level": "FATAL",  # the job prints errors in one line
+            "spark.sql.warehouse.dir": tempfile.gettempdir(),  # otherwise Spark creates one in the working directory
         }
         if remote is None:
             settings["spark.master"] = "local[*]"
@@ -101,18 +101,18 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
 
 
 def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
-    """Where workers import from: what the user configured, and this package where the driver has it from."""
+    """Return the workers' import path: the user's, and the location of this package on the driver."""
     path = str(Path(jetcapture_py.__file__).resolve().parents[1])
     if remote is not None:
         return path
-    # Spark's launcher reads the configuration: nothing is known of it before the JVM runs
+    # Spark's launcher reads the configuration, so it is unknown before the JVM runs
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
     given = SparkConf().get(_WORKER_PATH)
     return path if given is None else os.pathsep.join((given, path))
 
 
 def require_java() -> None:
-    """Raise JetcaptureError, with what to install, unless there is a Java that Spark runs on."""
+    """Raise JetcaptureError, saying what to install, unless there is a suitable Java."""
     home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     try:
@@ -129,9 +129,9 @@ def require_java() -> None:
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job` and turn its failure into one line and exit code 1, 2 when a setting is wrong, 130 when interrupted."""
+    """Run `job`; print a failure in one line. Return 0, 1 on failure, 2 for a wrong setting, 130 when interrupted."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(logger).disabled = True  # PySpark prints the error that it raises as JSON, too
+        PySparkLogger.getLogger(logger).disabled = True  # PySpark also prints the errors that it raises, as JSON
     logging.getLogger().addFilter(_not_of_py4j)
     try:
         job()
@@ -150,20 +150,20 @@ def guarded(name: str, job: Callable[[], object]) -> int:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Py4J logs the traceback of whatever it raises, an interrupt too, with the root logger."""
+    """Drop the tracebacks, also of interrupts, that Py4J logs with the root logger."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def spark_error(error: Exception) -> str:
-    """Describe an error of Spark in one line for a terminal; if a Python worker raised it, by what that raised."""
+    """Describe an error of Spark in one line; an error of a Python worker by what it raised."""
     text = error.getMessage() if isinstance(error, PySparkException) else _CALL.sub("", str(error))
     text = (text or type(error).__name__).strip()
-    failed = _RAISED_BY_QUERY.search(text)  # what a subquery raises, Spark wraps in "Exception thrown in awaitResult"
+    failed = _RAISED_BY_QUERY.search(text)  # Spark wraps errors of subqueries in "Exception thrown in awaitResult"
     if failed is not None:
         return one_line(failed.group(1), LONGEST_LOGGED)
     gone = _FILE_IS_GONE.search(text)
     if gone is not None:
-        return one_line(f"{gone.group(1)} is gone: it was compacted or removed since; read it again", LONGEST_LOGGED)
+        return one_line(f"{gone.group(1)} is gone: compacted or removed meanwhile; read it again", LONGEST_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:

@@ -38,11 +38,11 @@ from spark_jobs.replaying.origin import origin_of
 from spark_jobs.sql import query
 
 _MEASURED = 1000
-"""Rows of a table that are looked at before the first is shown."""
+"""Rows that determine the column widths of a table."""
 
 
 @dataclass(kw_only=True)
-class Arguments(LoginArguments, SurveyArguments, QueryArguments):
+class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
     """SQL over an archive, as the view `archive`; messages that could not be decoded are the view `quarantine`.
 
     With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN
@@ -72,10 +72,10 @@ class Arguments(LoginArguments, SurveyArguments, QueryArguments):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
-    return guarded("query", lambda: _run(parse("query", Arguments, arguments)))
+    return guarded("query", lambda: _run(parse("query", QueryCommand, arguments)))
 
 
-def _run(chosen: Arguments) -> None:
+def _run(chosen: QueryCommand) -> None:
     servers = None if chosen.to_nats is None else login(chosen)
     output = chosen.output if chosen.format == "parquet" else None
     spark = session("jetcapture query", chosen.url if chosen.engine == "spark" else None, output)
@@ -86,7 +86,7 @@ def _run(chosen: Arguments) -> None:
         _publish(frame, servers, chosen)
 
 
-def _publish(frame: DataFrame, servers: NatsConfig, chosen: Arguments) -> None:
+def _publish(frame: DataFrame, servers: NatsConfig, chosen: QueryCommand) -> None:
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
     with told("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)
@@ -121,12 +121,14 @@ def write(frame: DataFrame, format: str, output: str | None, options: Mapping[st
 
 @contextmanager
 def _target(output: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name only when it is complete."""
+    """Yield standard output, or a file that gets its name only when complete."""
     if output is None:
         try:
             yield sys.stdout
             sys.stdout.flush()
-        except BrokenPipeError:  # who reads it has enough, as `head` does; nor shall the interpreter try again at exit
+        except (
+            BrokenPipeError
+        ):  # the reader has closed the pipe, as `head` does; keep the interpreter from failing at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     path = Path(output)
@@ -146,9 +148,9 @@ def _text(value: Column, kind: st.DataType) -> Column:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
-    """Lines of a table with aligned columns; what would end a line or steer a terminal is shown as \\n or \\u001b.
+    """Yield lines of a table with aligned columns; control characters are shown as \\n or \\u001b.
 
-    There may be any number of rows: the first ones say how wide a column is, and a wider value later moves its line.
+    Works for any number of rows: the first ones determine the widths, and wider values later shift their line.
     """
     shown = (tuple("NULL" if value is None else _visible(value) for value in row) for row in rows)
     heading = tuple(map(_visible, names))

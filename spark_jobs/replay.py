@@ -1,19 +1,19 @@
-"""Publishes archived messages, or any rows, to JetStream, from the executors, with every message acknowledged.
+"""Publish archived messages, or any rows, to JetStream from the executors, with every message acknowledged.
 
     jetcapture spark replay URL STREAM --servers nats://…        or python -m spark_jobs.replay, or spark-submit
     jetcapture spark replay --config FILE --subject "replay.{key}" --key eu --from 2026-05-01
 
 A row of the archive is published as the message it was: the same bytes, the same headers, and a message id of the
-form `<stream>:<seq>:<replay id>`, so that what is published again within the target stream's duplicate window is
-stored once. Four headers say where it comes from: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and
-Jetcapture-Replay; `resume` finds by them what the target already has, however long ago. Any other row, of an
-aggregate for instance, is published as JSON.
+form `<stream>:<seq>:<replay id>`, so that messages republished within the target stream's duplicate window are
+stored once. Four headers record the origin: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and
+Jetcapture-Replay; `resume` uses them to find what the target already has, regardless of age. Any other row,
+such as of an aggregate, is published as JSON.
 
-Order. All messages of a target subject are published by one task, by timestamp and sequence, so a stream holds them in
-that order; different subjects side by side. With a pace there is one task, and one order over all subjects. A task
-keeps the order also when the server restarts meanwhile (`jetcapture_py.jetstream.publish` names the one exception).
-When Spark runs a task again, what was stored stays where it is and the rest follows, in order. Rows without a timestamp
-are published in the order of their partition, partitions side by side.
+Order: one task publishes all messages of a target subject, by timestamp and sequence, so a stream holds them in that
+order; different subjects are published in parallel. With a pace there is one task, and one order over all subjects. A
+task keeps the order even if the server restarts (`jetcapture_py.jetstream.publish` names the one exception). When Spark
+retries a task, stored messages stay in place and the rest follows in order. Rows without a timestamp are published in
+the order of their partition, partitions in parallel.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
+from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login_at
-from spark_jobs.replaying.arguments import ReplayArguments, pace_of, parse, selected
+from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
 from spark_jobs.replaying.progress import progress
@@ -56,7 +57,7 @@ log = logging.getLogger("jetcapture.replay")
 
 _REPLAY_ID = re.compile(r"[!-9;-~]{1,100}")
 _BROADCAST = 5_000_000
-"""Identities of a resumed replay that are handed to every executor; more are joined by Spark as it likes."""
+"""Maximum number of identities of a resumed replay to broadcast; Spark chooses the join for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,21 +89,22 @@ def replay(
 ) -> Replayed:
     """Publish every row of `frame`; return when all are acknowledged, raise JetcaptureError when one cannot be.
 
-    `servers` may be a whole login. `subject` is a template as the capture's keys: `replay.{region}` with a column,
+    `servers` may be a whole login. `subject` is a template like the capture's keys: `replay.{region}` with a column,
     `{subject}` and `{subject[1]}` with the message's own subject, or the column of that name, `{header.NAME}`.
     `payload` names the column to publish, by default `_nats_payload`, else `payload`, else the row as JSON without the
     archive's own columns.
 
     `replay_id`, by default a new one, is part of the message ids; with `resume`, what the target streams have of the
-    replay of this id is left out. `window` messages are under way at once in each of `tasks` tasks, by default as many
-    as Spark has room for, and at most 8. With a `pace` there is one task.
+    replay of this id is left out. `window` limits the unacknowledged messages of each of `tasks` tasks, by default as
+    many as Spark has room for, and at most 8. With a `pace` there is one task.
 
     `origin` says where the archive comes from (`replay_origin.origin_of`). With it, the replay is refused when the
-    archive's own capture would take its messages, unless `allow_loop`, and ids tell a recreated stream's lives apart.
+    archive's own capture would take its messages, unless `allow_loop`, and ids distinguish a recreated stream's
+    incarnations.
 
     Before anything is published, a `survey` reads the rows once: every row must have a subject that can be published
-    to, and streams whose limits would drop messages are warned of. Without it, a replay begins at once and fails at the
-    row in question; rows are looked at all the same where the subject alone does not say which stream takes them.
+    to, and limits of streams that would drop messages cause warnings. Without it, a replay starts immediately and fails
+    at the row in question; rows are still read first where the subject alone does not determine the stream.
     """
     replay_id = _checked(replay_id or uuid.uuid4().hex[:12])
     rows = rows_of(frame, subject, payload)
@@ -129,7 +131,7 @@ def replay(
         pace=pace,
     )
     if rows.messages:
-        log.info("replay id %s; should it be interrupted, --resume %s publishes the rest", replay_id, replay_id)
+        log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
     with nullcontext() if found is None else progress(target.login, streams, found.messages - skipped):
         counts = _run(left.in_order(1 if pace is not None else tasks), task)
@@ -160,14 +162,14 @@ def preview(
 
 def _check(rows: ReplayRows, pace: Pace | None, resume: bool) -> None:
     if pace is not None and pace.speed is not None and not rows.ordered:
-        raise JetcaptureError(f"the original pace needs the columns {', '.join(layout.IDENTITY)}")
+        raise JetcaptureError(f"--policy original needs the columns {', '.join(layout.IDENTITY)}")
     if resume and not rows.messages:
         raise JetcaptureError(f"only rows with the columns {layout.STREAM} and {layout.SEQ} can be resumed")
 
 
 def _checked(replay_id: str) -> str:
     if not _REPLAY_ID.fullmatch(replay_id):
-        raise JetcaptureError(f"replay id {replay_id!r} is no plain word")
+        raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
     return replay_id
 
 
@@ -207,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def told(command: str, level: int) -> Iterator[None]:
-    """Show what `replay` logs, from `level` on, as lines of the command."""
+    """Print log lines of `replay`, from `level` on, as lines of the command."""
     handler, before = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter(f"{command}: %(message)s"))
     log.addHandler(handler)
@@ -219,7 +221,7 @@ def told(command: str, level: int) -> Iterator[None]:
         log.setLevel(before)
 
 
-def _job(chosen: ReplayArguments) -> None:
+def _job(chosen: ReplayCommand) -> None:
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frame = selected(query(spark, chosen), chosen)
@@ -249,11 +251,11 @@ def _job(chosen: ReplayArguments) -> None:
 
 def _report(done: Replayed) -> str:
     rate = done.published / max(done.seconds, 0.001)
-    text = f"replayed {done.published} messages in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
+    text = f"replayed {plural(done.published, 'message')} in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
     if done.duplicates:
-        text += f", {done.duplicates} of them known to the stream already"
+        text += f", {done.duplicates} already known to the stream"
     if done.skipped:
-        text += f"; {done.skipped} were there before"
+        text += f"; {done.skipped} already in the target"
     return f"{text}; replay id {done.replay_id}"
 
 

@@ -56,7 +56,7 @@ def report(
 
 
 @dataclass(kw_only=True)
-class Arguments(ArchiveArguments):
+class ReportCommand(ArchiveArguments):
     """Write one HTML page about an archive."""
 
     output: Annotated[str, Option(metavar="FILE", help="The file to write.")] = "report.html"
@@ -64,10 +64,10 @@ class Arguments(ArchiveArguments):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when the page is written, 1 with one line of text when it is not."""
-    return guarded("report", lambda: _run(parse("report", Arguments, arguments)))
+    return guarded("report", lambda: _run(parse("report", ReportCommand, arguments)))
 
 
-def _run(chosen: Arguments) -> None:
+def _run(chosen: ReportCommand) -> None:
     choice = Choice(start=chosen.start, end=chosen.end, keys=chosen.keys, complete=chosen.complete_only)
     spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
     facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)

@@ -30,7 +30,7 @@ def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
     if size > len(tail) == USUAL:
         tail = end(size)
     if not 0 < size <= len(tail) or not is_proven(tail[-size:]):
-        raise ValueError("the object has no footer that is proven by its checksum")
+        raise ValueError("the object has no footer with a valid checksum")
     return entries(pq.read_metadata(pa.BufferReader(MAGIC + tail[-size:])).metadata)
 
 

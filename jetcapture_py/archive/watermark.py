@@ -120,7 +120,7 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise JetcaptureError(f"the watermark is damaged: {error!r}") from error
     if stream is not None and found.stream != stream:
-        raise JetcaptureError(f"the watermark is wrong: it is that of stream {found.stream}, not of {stream}")
+        raise JetcaptureError(f"the watermark belongs to stream {found.stream}, not {stream}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Acknowledge the messages of stored blocks, and know at the end whether the server has counted all of it."""
+"""Acknowledge the messages of stored blocks, and check at the end that the server has counted them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jetcapture_py.errors import DrainError
 from jetcapture_py.jetstream.acks import AckResult
 
 ATTEMPTS = 5
-"""Attempts that a consumer may leave unanswered although it can be reached."""
+"""Attempts that a reachable consumer may leave unanswered."""
 FIRST_RETRY, LONGEST_RETRY = 0.2, 2.0
 
 
@@ -28,7 +28,7 @@ async def acknowledge(state: CaptureState, blocks: Sequence[Block]) -> bool:
 
 
 async def _confirmed(state: CaptureState, replies: pa.BinaryArray) -> bool:
-    """Acknowledge until the server confirms it, or gives reason to give up."""
+    """Acknowledge until the server confirms, or until retrying is pointless."""
     unanswered = 0
     for delay in delays(FIRST_RETRY, LONGEST_RETRY):
         result = await state.source.ack(replies)
@@ -45,13 +45,13 @@ async def _confirmed(state: CaptureState, replies: pa.BinaryArray) -> bool:
 async def check_drained(state: CaptureState, *, pulls_ended: bool) -> None:
     """Raise DrainError if messages that were delivered here may be unacknowledged at the server.
 
-    `pulls_ended` says whether every pull ended, so that nothing can have been on its way.
+    `pulls_ended` says whether every pull ended, so that no message can have been in flight.
     """
     source = state.source
     since = asyncio.get_running_loop().time() - state.unconfirmed_at
-    doubtful = not pulls_ended or since < source.state.ack_wait  # older ones have come back, and were acknowledged
+    doubtful = not pulls_ended or since < source.state.ack_wait  # older ones were redelivered and acknowledged
     if source.failure is not None or not doubtful:
         return
     if not (source.connected and await source.refresh() and source.state.unacked == 0):
-        reason = "acknowledgements were not confirmed" if pulls_ended else "the connection to NATS was lost"
-        raise DrainError(f"drain: {reason}; what the server has not counted comes back after ack_wait")
+        reason = "the server did not confirm the acknowledgements" if pulls_ended else "the connection to NATS was lost"
+        raise DrainError(f"drain: {reason}; unconfirmed messages are redelivered after ack_wait")

@@ -1,9 +1,9 @@
-"""Blocks: what has been received and not yet stored, and the rules that close a block for good.
+"""Blocks: messages received and not yet stored, and the rules that seal a block.
 
 Routed batches are kept whole as chunks, in which every block's rows are one run; a block is a list of (chunk, run).
-So ten thousand keys cost ten thousand short lists and not ten thousand tables. A chunk's memory is freed when its
-last run is, and a chunk that is mostly freed is rewritten, so one slow key cannot hold the memory of the fast ones.
-Small chunks are merged, so messages that come one by one do not hold a batch each.
+Ten thousand keys cost ten thousand short lists, not ten thousand tables. A chunk's memory is freed with its last run,
+and a mostly freed chunk is rewritten, so one slow key cannot hold the memory of fast ones. Small chunks are merged, so
+messages that arrive one by one do not hold a batch each.
 
 Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock, sizes are bytes.
 """
@@ -28,14 +28,14 @@ from jetcapture_py.capture.chunks import Chunk, ChunkMemory, concat, cost, list_
 from jetcapture_py.transform.keys import Run
 
 BLOCK_OVERHEAD = 1024
-"""Bytes that an open block costs beside its rows."""
+"""Overhead of an open block in bytes."""
 MOST_NULLS = 4
-"""A block is sealed before this part of the most bytes it may have would be nulls of columns that its rows lack."""
+"""A block is sealed before nulls for missing columns would take this share of its maximum size."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """The messages of one (key, bucket) that become one object; `opened` is when its first message came.
+    """The messages of one (key, bucket) that become one object; `opened` is the time of its first message.
 
     `bytes` is its share of the chunks. As one table, its rows have all of `columns`, for which the chunks hold `filled`
     bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is the size of that table.
@@ -54,29 +54,29 @@ class Block:
     _replies: pa.BinaryArray | None = None
 
     def attach(self, chunk: Chunk, index: int) -> None:
-        """Take run `index` of `chunk`, whose rows and bytes are counted already."""
+        """Add run `index` of `chunk`, whose rows and bytes are already counted."""
         self._pieces.append((chunk, index))
 
     def pieces_in(self, chunks: Container[Chunk]) -> list[list[tuple[Chunk, int]]]:
-        """Its pieces in `chunks`, those together that follow each other."""
+        """Return its pieces in `chunks`, grouping consecutive ones."""
         groups = groupby(self._pieces, key=lambda piece: piece[0] in chunks)
         return [list(pieces) for among, pieces in groups if among]
 
     def replace(self, chunks: Container[Chunk], pieces: Iterator[tuple[Chunk, int]]) -> None:
-        """Have the next of `pieces` for each of the groups of `pieces_in`."""
+        """Replace each group of `pieces_in` by the next of `pieces`."""
         groups = groupby(self._pieces, key=lambda piece: piece[0] in chunks)
         self._pieces = [new for among, old in groups for new in ([next(pieces)] if among else old)]
 
     def batches(self) -> list[pa.RecordBatch]:
-        """The block's rows, in the order of arrival, without a copy."""
+        """Return the block's rows in order of arrival, without a copy."""
         return [chunk.run(index) for chunk, index in self._pieces]
 
     def replies(self) -> list[pa.BinaryArray]:
-        """The ack subjects of the block's messages, also after `release`."""
+        """Return the ack subjects of the block's messages, also after `release`."""
         return [batch.column(REPLY) for batch in self.batches()] if self._replies is None else [self._replies]
 
     def release(self) -> None:
-        """Give the rows' memory back; only the ack subjects are kept."""
+        """Free the rows' memory; keep only the ack subjects."""
         if self._replies is None:
             self._replies = concat([batch.select([REPLY]) for batch in self.batches()]).column(0)
         for chunk, index in self._pieces:
@@ -94,7 +94,7 @@ class SealRules:
 
 
 class Blocks:
-    """All blocks that are not acknowledged yet: the open ones, and the sealed ones on their way to the store.
+    """All blocks that are not acknowledged yet: open ones, and sealed ones being stored.
 
     `rows` and `bytes` count what is open, `unacked` all rows; `memory` is what their columns hold.
     """
@@ -125,7 +125,7 @@ class Blocks:
         return next((now - block.opened for block in self._open.values()), 0.0)
 
     def add(self, rows: pa.RecordBatch, runs: Sequence[Run], now: float, *, quarantine: bool = False) -> list[Block]:
-        """Put routed rows into their blocks. Returns the blocks that are sealed because they are full."""
+        """Put routed rows into their blocks; return the blocks that were sealed because they are full."""
         if not runs:
             return []
         full: list[Block] = []
@@ -164,9 +164,9 @@ class Blocks:
         return full
 
     def _block(self, name: BlockId, now: float, columns: int, more: tuple[int, float], full: list[Block]) -> Block:
-        """The block of that name with these columns; a new one where the columns would fill the old one with nulls.
+        """Return the block for these columns; a new one where the columns would fill the old one with nulls.
 
-        `more` counts the rows that are to come, and the items in their lists.
+        `more` counts the rows to be added, and the items in their lists.
         """
         block = self._open.get(name)
         if block is not None and columns != block.columns:
@@ -192,7 +192,7 @@ class Blocks:
         self.unacked += rows
 
     def _padding(self, columns: int, less: int, rows: float, items: float) -> float:
-        """Bytes of nulls that rows with the columns `less` need to have all of `columns`."""
+        """Return the bytes of nulls that rows with the columns `less` need for all of `columns`."""
         if columns == less:
             return 0.0
         null_bytes = self.memory.widths.null_bytes
@@ -204,12 +204,12 @@ class Blocks:
         return block.bytes + int(nulls)
 
     def _room(self, block: Block, row_bytes: float) -> int:
-        """How many rows of `row_bytes` bytes `block` takes before it is full; at least one."""
+        """Return how many rows of `row_bytes` bytes fit into `block`; at least one."""
         by_bytes = int((self.rules.max_bytes - self._table_bytes(block)) / max(row_bytes, 1))
         return max(1, min(self.rules.max_rows - block.rows, by_bytes))
 
     def _merge(self, chunks: list[Chunk]) -> None:
-        """Copy what open blocks have in `chunks` into one chunk, if that takes less memory."""
+        """Merge the open blocks' rows of `chunks` into one chunk, if that takes less memory."""
         schema = unify_losslessly([chunk.rows.schema for chunk in chunks])
         among = set(chunks)
         owners = dict.fromkeys(owner for chunk in chunks for owner in chunk.owners if owner and not owner.sealed_by)
@@ -244,7 +244,7 @@ class Blocks:
         return saved > sum(self._padding(columns, chunk.columns, len(chunk.rows), sum(chunk.items)) for chunk in chunks)
 
     def seal(self, blocks: Iterable[Block], reason: str) -> list[Block]:
-        """Close `blocks` for good."""
+        """Seal `blocks`."""
         sealed = list(blocks)
         for block in sealed:
             block.table_bytes = self._table_bytes(block)
@@ -283,7 +283,7 @@ class Blocks:
         return self.seal(chosen, "pressure")
 
     def forget(self, block: Block) -> None:
-        """A sealed block is stored and acknowledged."""
+        """Forget a sealed block that was stored and acknowledged."""
         del self._sealed[block]
         self.unacked -= block.rows
 
@@ -308,7 +308,7 @@ def _gathered(
 
 
 def _run_sizes(rows: pa.RecordBatch, places: Sequence[tuple[int, int]], total: int) -> list[float]:
-    """Bytes of each run: its payloads', and an equal share of the rest of `total` for every row."""
+    """Return the bytes of each run: its payloads, and an equal share of the rest of `total` per row."""
     if layout.PAYLOAD not in rows.schema.names:
         return [length * total / rows.num_rows for _, length in places]
     ends = np.concatenate(

@@ -32,7 +32,7 @@ class Excess(TypedDict):
 def excess(blocks: Blocks, limits: LimitsConfig, unacked_limit: int, *, starved: bool) -> Excess:
     """Compute how much of the open blocks to seal, so that each budget has room for what is being stored.
 
-    Everything, when `starved`: a pull is waiting for memory alone. Of large messages, a few already fill the budget.
+    All of them when `starved`: a pull waits for memory only. A few large messages can fill the budget.
     """
     rows = blocks.rows - unacked_limit // OPEN_UNACKED_SHARE
     size = blocks.bytes if starved else blocks.bytes - limits.memory // OPEN_SHARE

@@ -1,4 +1,4 @@
-"""Chunks: routed batches that blocks share, what they cost, and which of them are too small to be kept apart.
+"""Chunks: routed batches shared by blocks, their cost, and which are small enough to merge.
 
 Pure: no clock, no I/O. Sizes are bytes.
 """
@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 CHUNK_OVERHEAD = 2048
-"""Bytes that a chunk costs beside its columns."""
+"""Overhead of a chunk in bytes, besides its columns."""
 ARRAY_OVERHEAD = 1024
-"""Bytes that a column, and each column nested in it, costs beside its content (measured: 700 to 1,000)."""
+"""Overhead in bytes of a column, and of each nested one, besides its content (measured: 700 to 1,000)."""
 SMALL = 4
 """A chunk is small when its content is less than this many times its overhead."""
 TOGETHER = 8
@@ -24,7 +24,7 @@ MOST_KNOWN = 256
 
 
 class Widths:
-    """What columns cost. A set of columns is an int with a bit for each column and each column nested in it."""
+    """The cost of columns. A set of columns is an int with a bit per column and per nested column."""
 
     def __init__(self) -> None:
         self._bits: dict[tuple[int, str, int], int] = {}
@@ -92,13 +92,13 @@ class ChunkMemory:
         self._small: dict[tuple[object, int], list[Chunk]] = {}
 
     def note(self, chunk: Chunk) -> None:
-        """A chunk has become what it is now."""
+        """Account for a chunk's current size."""
         if chunk.small:
             power = (chunk.live.bit_length() - 1) // (self.together.bit_length() - 1)
             self._small.setdefault((chunk.family, power), []).append(chunk)
 
     def to_merge(self) -> list[Chunk]:
-        """Small chunks that are to be merged now, forgotten here; empty while there are too few alike."""
+        """Remove and return the small chunks to merge now; empty while there are too few alike."""
         for alike in self._small.values():
             if len(alike) >= self.together:
                 chunks, alike[:] = [chunk for chunk in dict.fromkeys(alike) if chunk.live], []
@@ -151,7 +151,7 @@ class Chunk:
         return self.rows.slice(*self.runs[index])
 
     def release(self, *indexes: int) -> None:
-        """These runs are not needed any more; rewrite the chunk when less than half of it is."""
+        """Free these runs; rewrite the chunk when less than half of it is still needed."""
         for index in indexes:
             self.live -= self.runs[index][1]
             self.runs[index] = (0, 0)
@@ -211,6 +211,6 @@ def _items(array: pa.Array, starts: Any, stops: Any) -> Any:
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch of all rows, copied; the batches have one schema."""
-    if len(batches) == 1:  # Arrow would keep the slice, and with it the buffers it was cut from
+    if len(batches) == 1:  # Arrow would keep the slice, and the buffers it belongs to
         return batches[0].take(pa.array(np.arange(len(batches[0]))))
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -1,4 +1,4 @@
-"""Count and log what went through the pipeline."""
+"""Count and log what the pipeline has done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode and route received messages in a thread, as many at once as their columns allow."""
+"""Decode and route received messages in a thread, in pieces whose columns fit the memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Decoding:
         self._at_once = BatchSize(min(state.config.limits.memory // DECODE_SHARE, DECODE_MOST))
 
     async def next(self) -> Prepared | None:
-        """Prepare the next messages; None when they were too many at once, and nothing was done."""
+        """Prepare the next messages; None when they were too many at once: fewer are tried next."""
         state = self._state
         part, self.rest = state.preparing.split(self._at_once.messages)
         state.decoding_since = time.monotonic()

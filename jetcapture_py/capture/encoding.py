@@ -1,4 +1,4 @@
-"""Encode sealed blocks in a thread, as many at the same time as the memory allows."""
+"""Encode sealed blocks in threads, as many at a time as the memory allows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Encoding:
         self._resident = Resident(state.config.limits.memory // RELEASE_SHARE)
 
     def stream_known(self) -> None:
-        """Write from now on which stream and consumer the messages come from."""
+        """Set the stream and consumer that objects name as their source."""
         source = self._state.source
         self.encoder = self.encoder.for_stream(source.stream_created, source.consumer)
 

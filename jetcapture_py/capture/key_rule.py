@@ -1,7 +1,7 @@
-"""Warn if messages would get their key and bucket by another rule than those of the object stored last.
+"""Warn if the rule for keys and buckets differs from that of the last stored object.
 
-All copies of a message lie under one key and bucket as long as the rule stays. Those of messages that were in flight
-when it was changed may not, and only a full deduplication then drops them.
+All copies of a message are under one key and bucket as long as the rule stays the same. Copies of messages in flight
+during a change may not be, and then only full deduplication drops them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetcapture.capture")
 
 TIMEOUT = 5.0
-"""Seconds that a start waits for the store to say what was stored last."""
-ADVICE = (
-    "copies of messages that were in flight may lie under two keys or buckets; "
-    'read them with dedupe="full", or --dedupe full'
-)
+"""Seconds that a start waits for the store's answer about the last object."""
+ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 
 def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
@@ -75,7 +72,7 @@ def _declared(field: str, decode: FormatConfig) -> str:
 async def warn_of_change(state: CaptureState, encoder: Encoder) -> None:
     """Log a warning if the object stored last has another rule than the configuration.
 
-    Nothing is said if that cannot be told: a capture need not be allowed to read objects.
+    Silent if that is unknown: a capture needs no permission to read objects.
     """
     try:
         async with asyncio.timeout(TIMEOUT):

@@ -18,22 +18,22 @@ from jetcapture_py.store import NoteStore, change_note
 log = logging.getLogger("jetcapture.capture")
 
 IDLE_MARK = timedelta(minutes=1)
-"""A watermark of which only the time has changed is written no more often than this, by all replicas together."""
+"""Seconds between writes, over all replicas, of a watermark of which only the time has changed."""
 LAST_MARK = 5.0
-"""Seconds that the end of a capture waits for the store to take the watermark."""
+"""Seconds that a stopping capture waits for the watermark to be written."""
 
 
 async def last_mark(state: CaptureState) -> None:
-    """Leave the watermark behind that everything stored so far allows."""
+    """Write the final watermark."""
     try:
         async with asyncio.timeout(LAST_MARK):
             await mark(state, timedelta())
     except TimeoutError:
-        event(log, logging.WARNING, "watermark.failed", error="no answer from the store in time")
+        event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
 
 async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
-    """Move the watermark forward, if it can be; a failure is logged, and is tried again with the next one.
+    """Move the watermark forward if possible; a failure is logged and retried with the next one.
 
     There is none where every key has a root of its own, or where the store keeps objects only.
     """

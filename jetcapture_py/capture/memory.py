@@ -1,4 +1,4 @@
-"""Keeps out of a capture's process what it does not need."""
+"""Reduce the memory and CPU of a capture's process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MALLOC = {_M_TRIM_THRESHOLD: 1 << 30, _M_MMAP_THRESHOLD: 32 << 20, _M_ARENA_MAX
 
 
 class _Missing(MetaPathFinder):
-    """Says of one module that it is not installed."""
+    """An import hook that reports one module as not installed."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == UNUSED:
@@ -24,9 +24,9 @@ class _Missing(MetaPathFinder):
 
 
 def use_system_allocator(env: MutableMapping[str, str] = os.environ) -> None:
-    """Have pyarrow, which must not have been imported yet, take its memory from the C library, unless `env` says other.
+    """Make pyarrow use the C library's allocator, unless `env` chooses another; call it before importing pyarrow.
 
-    Its own allocator keeps more of what was needed at the peak: 2.1 GiB against 1.7 GiB with `limits.memory: 1GiB` and
+    Its own allocator keeps more memory after a peak: 2.1 GiB against 1.7 GiB with `limits.memory: 1GiB` and
     messages of 100 KB, 250 against 200 MiB with messages of 250 bytes, for the same CPU.
     """
     if env.setdefault(_POOL, "system") == "system":
@@ -34,10 +34,10 @@ def use_system_allocator(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _keep_what_was_freed() -> None:
-    """Have the C library use what was freed again, in whatever thread, where it can be told so.
+    """Make the C library share freed memory between threads, where it has such a setting.
 
-    With memory of its own for every thread, which it gives back in small change, 250 bytes take 290 in place of 240 MiB
-    at the peak, and 10 KB a quarter more of the kernel's time. `Resident` gives back what is too much.
+    With one arena per thread, messages of 250 bytes take 290 instead of 240 MiB at the peak, and messages of 10 KB a
+    quarter more kernel time. `Resident` returns excess memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -46,20 +46,20 @@ def _keep_what_was_freed() -> None:
 
 
 def lower_thread_priority() -> None:
-    """Let the other threads of this machine go before the calling one, where threads have a niceness of their own.
+    """Lower the priority of the calling thread, on systems where threads have their own niceness.
 
-    The server waits for who receives and acknowledges, and not for who decodes and stores.
+    The server waits for the threads that receive and acknowledge, not for those that decode and store.
     """
     if sys.platform == "linux":
         os.nice(_NICENESS)
 
 
 def without_pandas() -> None:
-    """Have pyarrow take pandas for missing, from now on and in this process.
+    """Make pyarrow treat pandas as missing in this process.
 
-    Where pandas is installed, as it is for Spark, pyarrow imports it at the first conversion to see whether it was
-    given something of it: 0.3 s in the middle of the first batch, and 60 MB. It looks only once. Others can still
-    import pandas, but pyarrow no longer tells its objects from plain sequences.
+    Where pandas is installed, as for Spark, pyarrow imports it at the first conversion to check for pandas objects:
+    0.3 s during the first batch, and 60 MB. It checks only once. Other code can still import pandas, but pyarrow then
+    treats its objects as plain sequences.
     """
     import pyarrow as pa
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def preparer(config: Config, decoder: Decoder | None, key: KeyFunction | None) -> Preparer:
-    """Make what decodes and routes messages. Raises ConfigError."""
+    """Build the part that decodes and routes messages. Raises ConfigError."""
     make = partial(make_key, decode=None if decoder else config.decode)
     return Preparer(
         stream=config.source.stream,
@@ -33,7 +33,7 @@ def preparer(config: Config, decoder: Decoder | None, key: KeyFunction | None) -
 
 
 def encoder(config: Config, decoder: Decoder | None, key: KeyFunction | None) -> Encoder:
-    """Make what encodes blocks; it does not know yet which life of the stream they come from."""
+    """Build the encoder of blocks; the incarnation of the stream is set later."""
     return Encoder(
         stream=config.source.stream,
         interval=int(config.block.interval),

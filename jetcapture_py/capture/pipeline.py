@@ -1,4 +1,4 @@
-"""The pipeline: pull → decode → route → block → store → ack. Read it top to bottom; it is all of it.
+"""The whole pipeline, top to bottom: pull → decode → route → block → store → ack.
 
 Guarantee: a message is acknowledged only after the object that holds it is durably stored. `_acknowledge` is the one
 place that acknowledges, and it only ever sees blocks that `_store` has stored.
@@ -26,14 +26,14 @@ from jetcapture_py.transform.keys import KeyFunction
 
 OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
-ACKNOWLEDGING = 3  # tasks: a block need not wait for the server's answer to those before it
+ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to earlier ones
 
 
 class Capture:
     """One replica. `decoder`, `key` and `store` replace what the configuration names.
 
     `on_stored(block, location)` is awaited after a block is stored and before its messages are acknowledged. `state`
-    is for side tasks, probes and metrics. Raises ConfigError for what shows only when the parts are made.
+    is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Capture:
             raise state.source.failure
 
     async def _intake(self) -> None:
-        """Put received messages into blocks, and seal blocks that are full or take too much memory together."""
+        """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""
         state, loop = self.state, asyncio.get_running_loop()
         while (received := await state.source.receive()) is not None:
             state.preparing = received  # counted as held from here on
@@ -95,7 +95,7 @@ class Capture:
                 state.seal_under_pressure()
 
     async def _store(self) -> None:
-        """Store sealed blocks as objects. A block is held until its object is stored, however often that fails."""
+        """Store sealed blocks as objects. A block is held until its object is stored."""
         state = self.state
         while True:
             blocks = await state.sealed_blocks()
@@ -133,7 +133,7 @@ class Capture:
                 state.send_to_store(state.blocks.seal_all("drain"))
                 await state.all_acknowledged()
         except TimeoutError:
-            late = f"{state.unacked} messages were not stored and acknowledged in time, and are given back"
+            late = f"{state.unacked} messages were not stored and acknowledged in time; they are redelivered"
             reason = late if state.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
         await last_mark(state)
@@ -141,7 +141,7 @@ class Capture:
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until they have ended: nats-py swallows a cancellation that meets it in a flush."""
+    """Cancel tasks until they have ended: nats-py swallows a cancellation during a flush."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,6 +1,6 @@
-"""How far a capture has come: the watermark to write next, and the lag.
+"""Progress of a capture: the watermark to write next, and the lag.
 
-Everything comes from the consumer's ack floor, because a message is acknowledged only once it is stored.
+Both follow from the consumer's ack floor: a message is acknowledged only once it is stored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What becomes of the file: `data` is to be written, None leaves it as it is; `there` is what it says afterwards.
+    """An update of the file: `data` to write, None to leave it; `there` is its content afterwards.
 
-    `warnings` are events, with their fields, of what was wrong with it or has changed.
+    `warnings` are log events with their fields.
     """
 
     there: Watermark
@@ -33,9 +33,9 @@ class Move:
 
 
 def move(data: bytes | None, found: Watermark, state: ConsumerState, idle: timedelta) -> Move:
-    """What `found`, which is what the consumer's `state` says, makes of the file that has `data` in it now.
+    """Return how `found`, the watermark by the consumer's `state`, changes a file that contains `data`.
 
-    Where only the time is new, and by less than `idle`, it stays as it is.
+    A file of which only the time changed, by less than `idle`, stays unchanged.
     """
     warnings: list[tuple[str, Mapping[str, object]]] = []
     there: Watermark | None = None
@@ -66,8 +66,8 @@ def _joined(
 ) -> tuple[Filters, ...]:
     """The filters of both.
 
-    When filters are changed, the server does not say how far it has looked for messages, only which one it delivered
-    last. What comes after a message that was delivered later was selected by the new filters.
+    After a change of filters the server does not report how far it has searched, only which message it delivered last.
+    Messages after one delivered later were selected by the new filters.
     """
     other_life = there.created and found.created and there.created != found.created
     if not there.filters or not found.filters or other_life:
@@ -88,7 +88,7 @@ def _joined(
 
 
 class Observer:
-    """Knows what the ack floor means in time, from the messages that this replica has received.
+    """Translates the ack floor into time, using the messages that this replica has received.
 
     A message after sequence s has no earlier timestamp than that of s, so when everything up to s is stored, so is
     everything before that timestamp.
@@ -100,11 +100,11 @@ class Observer:
         self._began = 0
 
     def began(self, state: ConsumerState) -> None:
-        """Note where the consumer stands before anything is pulled: which filters it had until then is not known."""
+        """Record the consumer's position before anything is pulled: its filters until then are unknown."""
         self._began = state.delivered
 
     def saw(self, seq: int, timestamp: int) -> None:
-        """A message was received: its sequence, and its timestamp in microseconds since the epoch."""
+        """Record a received message: its sequence, and its timestamp in microseconds since the epoch."""
         if self._samples and seq <= self._samples[-1][0]:
             return
         self._samples.append((seq, timestamp))
@@ -112,10 +112,10 @@ class Observer:
             del self._samples[: -_MOST_SAMPLES // 2 : 2]
 
     def lag(self, state: ConsumerState) -> timedelta:
-        """How long the oldest message that is not stored yet has been in the stream, as far as this replica knows.
+        """Return the age of the oldest message that is not stored, as far as this replica knows.
 
-        Nothing when everything is stored. Of messages that it has not received, only those that it has say how old
-        they may be; the largest value of all replicas is the right one.
+        Zero when everything is stored. The age of messages received elsewhere is estimated from those received here;
+        the maximum over all replicas is exact.
         """
         if (state.pending == 0 and state.unacked == 0) or not self._samples:
             return timedelta()
@@ -124,9 +124,9 @@ class Observer:
         return max(timedelta(), state.asked - moment_of(oldest))
 
     def watermark(self, state: ConsumerState, created: str) -> Watermark | None:
-        """What the consumer's state says, if it says anything.
+        """Return the watermark that the consumer's state allows, None if it allows none.
 
-        Nothing for a consumer with `max_deliver`: its floor passes messages that were never acknowledged.
+        None for a consumer with `max_deliver`: its floor moves past messages that were never acknowledged.
         """
         if state.config.get("max_deliver", -1) > 0:
             return None
@@ -137,7 +137,7 @@ class Observer:
             if not place:
                 return None
             del self._samples[: place - 1]
-            earliest = min(timestamp for _, timestamp in self._samples)  # not the first where a clock has gone back
+            earliest = min(timestamp for _, timestamp in self._samples)  # not the first one after a clock went back
             time = min(moment_of(earliest) - _MICROSECOND, state.asked)
         return Watermark(
             stream=self._stream,

@@ -1,7 +1,7 @@
-"""Gives memory back that the allocator has kept, when that has become much.
+"""Return memory that the allocator keeps, once it is a lot.
 
-Kept memory is used again at no cost. What is given back has to be asked for again, page by page: after each block that
-took a seventh of the whole CPU time.
+Kept memory is reused at no cost, while returned memory has to be mapped again page by page: doing so after each block
+took a seventh of the CPU time.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Resident:
-    """Watches the process's resident memory; `step` is how many bytes it may grow before unused ones are given back."""
+    """Watches the process's resident memory, which may grow by `step` bytes before unused memory is returned."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self._low = _resident() or 0
 
     def release_unused(self) -> None:
-        """Give unused memory back, if the process has grown; always, where nobody tells whether it has."""
+        """Return unused memory if the process has grown, or always where its size is unknown."""
         now = _resident()
         if now is not None and now <= self._low + self._step:
             self._low = min(self._low, now)
@@ -31,7 +31,7 @@ class Resident:
 
 
 def _resident() -> int | None:
-    """Bytes of this process that are resident; None where the system does not tell."""
+    """Return the resident bytes of this process; None where unavailable."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  cheaper
             return int(file.read().split()[1]) * _PAGE

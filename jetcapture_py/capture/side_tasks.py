@@ -1,5 +1,5 @@
-"""What runs beside the pipeline: seal by age and pressure, keep messages alive, watch the consumer and the decoder, and
-write the watermark."""
+"""Side tasks of the pipeline: seal by age and under pressure, keep messages alive, watch the consumer and the decoder,
+and write the watermark."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger("jetcapture.capture")
 TICK = 0.1
 POLL = 1.0
 STALLED = 0.1
-"""Without a message for so many seconds, while many are held, the consumer's limit may have been reached."""
+"""Seconds without a message, while many are held, after which the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
 MARK = 15.0
-"""Seconds between looks at the watermark."""
+"""Seconds between updates of the watermark."""
 DECODER_SLOW = 30.0
 """Seconds that a batch may be in the decoder and the key function before the capture is not ready."""
 
@@ -48,7 +48,7 @@ async def _keep_alive(state: CaptureState) -> None:
     loop = asyncio.get_running_loop()
     last = loop.time()
     while True:
-        due = last + state.source.state.ack_wait / KEEP_ALIVE_PER_WAIT  # somebody may shorten it at any time
+        due = last + state.source.state.ack_wait / KEEP_ALIVE_PER_WAIT  # it may be shortened at any time
         if loop.time() < due:
             await asyncio.sleep(min(due - loop.time(), POLL / 2))
             continue
@@ -57,7 +57,7 @@ async def _keep_alive(state: CaptureState) -> None:
 
 
 async def _watch(state: CaptureState) -> None:
-    """Know the consumer's limits and how much other replicas hold; at once when messages stop coming."""
+    """Refresh the consumer's limits and what other replicas hold; immediately when messages stop arriving."""
     loop, source = asyncio.get_running_loop(), state.source
     last = 0.0
     while True:
@@ -70,7 +70,7 @@ async def _watch(state: CaptureState) -> None:
 
 
 async def _watch_decoder(state: CaptureState) -> None:
-    """Log once for each batch that the decoder or the key function does not return in time."""
+    """Log each batch once that the decoder or the key function does not return in time."""
     logged = None
     while True:
         await asyncio.sleep(POLL)

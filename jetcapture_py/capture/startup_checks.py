@@ -1,4 +1,4 @@
-"""Check before anything is pulled that what is captured can be stored, and where it will lie."""
+"""Checks before the first pull: the store accepts writes, and it is the expected archive."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def _warn_of_new_archive(state: CaptureState) -> None:
     """Warn when the archive's directory was empty although the consumer has acknowledged messages."""
     store, consumer = state.store, state.source.state
     if isinstance(store, LocalStore) and store.new and consumer.acknowledged:
-        reason = "it was empty, but the consumer has acknowledged messages before; is the volume mounted?"
+        reason = "it was empty, but the consumer has acknowledged messages; is the volume mounted?"
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)

@@ -1,4 +1,4 @@
-"""What a capture holds and how it stands: the pipeline changes it, side tasks, probes and metrics read it."""
+"""The state of a capture: the pipeline changes it; side tasks, probes and metrics read it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CaptureState:
         return workers * (shares.TOGETHER if small else shares.LARGE_BLOCKS_WAITING) - self.sealed.qsize()
 
     def decoding_for(self) -> float:
-        """Seconds that the present batch has been in the decoder and the key function; 0 without one."""
+        """Return the seconds that the current batch has been in the decoder and the key function; 0 without one."""
         since = self.decoding_since  # read once: other threads ask
         return 0.0 if since is None else time.monotonic() - since
 
@@ -103,7 +103,7 @@ class CaptureState:
         self.send_to_store(self.blocks.seal_most(**excess, most=self.room))
 
     async def sealed_blocks(self) -> list[Block]:
-        """Wait for sealed blocks: one large one, or several small ones that share a thread's turn."""
+        """Wait for sealed blocks: a large one, or several small ones that share a thread's turn."""
         blocks = [await self.sealed.get()]
         while blocks[-1].bytes < shares.SMALL_BLOCK and len(blocks) < shares.TOGETHER and not self.sealed.empty():
             blocks.append(self.sealed.get_nowait())
@@ -111,7 +111,7 @@ class CaptureState:
         return blocks
 
     async def stored_blocks(self) -> list[tuple[Block, EncodedBlock]]:
-        """Wait for stored blocks: all that are there at once."""
+        """Wait for stored blocks; return all there are."""
         stored = [await self.stored.get()]
         while not self.stored.empty():
             stored.append(self.stored.get_nowait())
@@ -137,9 +137,9 @@ class CaptureState:
         return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
 
     async def close(self) -> None:
-        """Give back what is not acknowledged, and end the connection and the threads; after a failure, too."""
-        self.source.halt()  # after a failure, nobody waits for open pulls
-        await self.source.stop()  # first, or what is given back would come straight back here
+        """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
+        self.source.halt()  # after a failure, do not wait for open pulls
+        await self.source.stop()  # first, or the messages would be redelivered right here
         await self.source.give_back(self.held_replies())
         await self.source.close()
         self.decode_threads.shutdown(wait=False)

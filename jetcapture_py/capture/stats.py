@@ -1,4 +1,4 @@
-"""What the process has done so far, counted, and how storing goes just now."""
+"""Counters of the process, and the current state of storing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW = 60.0
 
 
 class Histogram:
-    """Seconds that something took: how many took at most each of `BOUNDS`, and `total`, their sum."""
+    """A histogram of durations in seconds; `total` is their sum."""
 
     BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -31,14 +31,14 @@ class Histogram:
         self._counts[bisect_left(self.BOUNDS, seconds)] += 1
 
     def cumulative(self) -> list[int]:
-        """For every bound, and for infinity at the end, how many took no longer."""
+        """Return the cumulative count for each bound, and for infinity."""
         return list(accumulate(self._counts))
 
 
 class Storing:
-    """Attempts to store: `seconds` each successful put took, `errors` by kind, and what is wrong just now.
+    """Attempts to store: durations of successful puts, `errors` by kind, and the current trouble.
 
-    `last_success` is in seconds since the epoch, None before the first object. A *turn* is whatever is stored together.
+    `last_success` is in seconds since the epoch, None before the first object. A *turn* is a group stored together.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Storing:
         self._failing: dict[object, str] = {}
 
     def began(self, turn: object, now: float) -> None:
-        """The store is asked."""
+        """An attempt starts."""
         self._asked[turn] = now
 
     def succeeded(self, seconds: float) -> None:
@@ -59,7 +59,7 @@ class Storing:
         self.last_success = time.time()
 
     def failed(self, turn: object, errors: list[Exception]) -> None:
-        """Objects of this turn were not stored, and will be tried again."""
+        """Objects of this turn were not stored, and will be retried."""
         for error in errors:
             self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
         first = errors[0]
@@ -67,12 +67,12 @@ class Storing:
         self._asked.pop(turn, None)
 
     def ended(self, turn: object) -> None:
-        """Everything of this turn is stored, or given up."""
+        """The turn ended: everything is stored, or given up."""
         self._asked.pop(turn, None)
         self._failing.pop(turn, None)
 
     def trouble(self, now: float) -> str | None:
-        """Why objects are not being stored just now, in one line; None when they are, or none are there."""
+        """Return in one line why objects are not being stored; None when they are, or when there are none."""
         for error in tuple(self._failing.values()):  # copied at once: other threads may ask
             return error
         waited = now - min(tuple(self._asked.values()), default=now)

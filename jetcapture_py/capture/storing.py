@@ -1,4 +1,4 @@
-"""Puts objects into the store for as long as it takes, and says so while it fails."""
+"""Put objects into the store, with retries, and report failures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger("jetcapture.store")
 
 FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
 PATIENCE = 2.0
-"""Seconds after which a turn that has met a failure is over: a silent store would cost a timeout for each object."""
+"""Seconds after which a turn with a failure ends: a hanging store would cost a timeout per object."""
 
 
 async def probe(state: CaptureState, stop: asyncio.Event) -> None:
     """Check that the store accepts writes; retry transient errors until `stop`.
 
-    Raises PermanentStoreError at once, and any other error after `store.retry_for`.
+    Raises PermanentStoreError immediately, and any other error after `store.retry_for`.
     """
     loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
     give_up = loop.time() + state.config.store.retry_for
@@ -50,9 +50,9 @@ async def probe(state: CaptureState, stop: asyncio.Event) -> None:
 
 
 async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> AsyncIterator[tuple[int, str]]:
-    """Store every object; yields its index and location as soon as it is stored, in whatever order that happens.
+    """Store every object; yield index and location of each as soon as it is stored, in any order.
 
-    What fails is tried again with backoff and jitter; after `store.retry_for` its error is raised.
+    Failures are retried with backoff and jitter; after `store.retry_for` the error is raised.
     """
     loop, turn, storing = asyncio.get_running_loop(), object(), state.stats.storing
     give_up = loop.time() + state.config.store.retry_for
@@ -83,13 +83,13 @@ async def put_all(state: CaptureState, objects: Sequence[EncodedBlock]) -> Async
                 raise errors[0]
             await asyncio.sleep(delay)
             storing.retries += len(failed)
-            pending = [*failed[1:], *failed[:1]]  # each is the first at some time, which is tried in any case
+            pending = [*failed[1:], *failed[:1]]  # the first is always tried, so each comes first at some time
     finally:
         storing.ended(turn)
 
 
 def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
-    """Where each object was stored, or why it was not, and the seconds that took. In a worker thread."""
+    """Return each object's location or error, and the seconds taken. Runs in a worker thread."""
     outcomes: list[tuple[str | Exception, float]] = []
     first, failure = time.perf_counter(), None
     for encoded in objects:

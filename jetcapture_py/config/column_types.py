@@ -8,7 +8,7 @@ import re
 import pyarrow as pa
 
 MAX_DEPTH = 32
-"""Deepest nesting of types; the depth to which inferred columns follow a document, too."""
+"""Maximum nesting of types, also for inferred columns."""
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 JSON = pa.json_(pa.string())
@@ -99,7 +99,7 @@ def _parse(text: str, depth: int) -> pa.DataType:
 
 def _decimal(text: str, precision: int, scale: int) -> pa.DataType:
     if not 1 <= precision <= 38 or scale > precision:
-        raise ValueError(f"{_show(text)}: a decimal(precision, scale) has 1 to 38 digits and no larger scale than that")
+        raise ValueError(f"{_show(text)}: decimal(precision, scale) allows 1 to 38 digits and no larger scale")
     return pa.decimal128(precision, scale)
 
 
@@ -112,7 +112,7 @@ def _struct(parts: list[str], text: str, depth: int) -> pa.DataType:
         if not colon or not name:
             raise ValueError(f"{_show(text)}: a struct lists its fields, as in struct<id: int64, name: string>")
         if name.lower() in taken:
-            raise ValueError(f"{_show(text)}: two fields are called {_show(name)} (case does not count)")
+            raise ValueError(f"{_show(text)}: duplicate field {_show(name)} (case-insensitive)")
         taken.add(name.lower())
         fields.append(pa.field(name, _parse(inner.strip(), depth + 1)))
     return pa.struct(fields)
@@ -125,19 +125,19 @@ def _map(parts: list[str], text: str, depth: int) -> pa.DataType:
 
 
 def _split(inner: str, text: str) -> list[str]:
-    """What lies between the commas of `inner` that are in no brackets."""
+    """Split `inner` at commas outside of brackets."""
     parts = [""]
     open_brackets = 0
     for char in inner:
         open_brackets += (char in "<([") - (char in ">)]")
         if open_brackets < 0:
-            raise ValueError(f"{_show(text)}: the brackets do not match")
+            raise ValueError(f"{_show(text)}: unbalanced brackets")
         if char == "," and not open_brackets:
             parts.append("")
         else:
             parts[-1] += char
     if open_brackets:
-        raise ValueError(f"{_show(text)}: the brackets do not match")
+        raise ValueError(f"{_show(text)}: unbalanced brackets")
     return [part.strip() for part in parts]
 
 

@@ -1,8 +1,7 @@
-"""What is wrong with a configuration, one line a problem: the setting's path, what was expected, what was found.
+"""Describe configuration problems, one line each: the setting's path, what was expected, what was found.
 
-Nothing here shows a value unless its type of error is known to show plain settings only. A secret's validator words its
-own message, and a section that turns out to be text is named by its kind, because people put addresses with passwords
-in such places.
+A value is shown only for types of errors that are known to concern plain settings. Validators of secrets write their
+own messages, and a section that is text is named by its kind, because it may be an address with a password.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def wrong(setting: str, reason: str) -> PydanticCustomError:
 
 
 def problems(error: ValidationError, model: type[BaseModel]) -> tuple[str, ...]:
-    """One line for each thing that is wrong, in the order of the settings."""
+    """Return one line per problem, in the order of the settings."""
     return tuple(_line(detail, model) for detail in error.errors() if detail["type"] != "default_factory_not_called")
 
 
@@ -89,7 +88,7 @@ def _as_written(reason: str, value: object) -> str:
 
 
 def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]) -> str:
-    """What an unknown setting may have been meant to be: a name like it beside it, or the same name elsewhere."""
+    """Suggest what an unknown setting may mean: a similar name beside it, or the same name elsewhere."""
     name = str(path[-1])
     section = _section(path[:-1], model)
     close = did_you_mean(name, section.model_fields) if section else ""
@@ -124,7 +123,7 @@ def _either(choices: Sequence[str]) -> str:
 
 
 def _braces(value: object) -> str:
-    """Unquoted `{subject}` is a mapping to YAML; say what its author meant."""
+    """Explain that unquoted `{subject}` is a mapping in YAML."""
     if isinstance(value, dict) and len(value) == 1 and next(iter(value.values())) is None:
         return f': "{{{escaped(str(next(iter(value))))}}}"'
     return ""

@@ -1,8 +1,8 @@
 """The configuration: one YAML file, checked whole before anything starts. Nothing else reads the environment.
 
-`load` gives a `Config` or raises `ConfigError` with one line for every problem. A setting without a value (`user:`)
-counts as left out. Durations are seconds as float, sizes bytes as int; how they are written is said in `units`, how
-environment variables are in `config_yaml`. Secrets are never part of a message or a repr.
+`load` returns a `Config` or raises `ConfigError` with one line per problem. A setting without a value (`user:`) counts
+as missing. Durations are seconds as float, sizes bytes as int; see `units` for how they are written, and `yaml_text`
+for environment variables. Secrets are never part of a message or a repr.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TOO_MANY_UNACKED = 300_000
 
 
 def _human(text: str, description: str) -> Any:
-    """A setting whose default is written as in the file, and read as such: the schema shows it the same way."""
+    """A setting whose default is written as in the file, and shown so in the schema."""
     return Field(text, validate_default=True, description=description)
 
 
 class Section(BaseModel):
-    """Settings that belong together; they cannot be changed once read."""
+    """A section of settings; immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     keeps_null: ClassVar[frozenset[str]] = frozenset()
@@ -96,10 +96,10 @@ class NatsConfig(Section):
     def _one_login(self) -> Self:
         for name in ("password", "token", "nkey_seed"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise wrong(f"{name}_file", f"cannot be used together with {name}")
+                raise wrong(f"{name}_file", f"cannot be combined with {name}")
         has_password = self.password is not None or self.password_file is not None
         if self.user is not None and not has_password:
-            raise wrong("password", "required with user, but not set (password_file would do, too)")
+            raise wrong("password", "required with user, but not set (or set password_file)")
         if has_password and self.user is None:
             raise wrong("user", "required with a password, but not set")
         ways = {
@@ -110,7 +110,7 @@ class NatsConfig(Section):
         }
         used = [name for name, value in ways.items() if value is not None]
         if len(used) > 1:
-            raise wrong(used[1], f"cannot be used together with {used[0]}; there is one way to log in")
+            raise wrong(used[1], f"cannot be combined with {used[0]}; choose one way to log in")
         return self
 
 
@@ -136,14 +136,15 @@ class SourceConfig(Section):
         default=None, description="First time, RFC 3339; only with `by_start_time`."
     )
     replay_policy: Literal["instant", "original"] = Field(
-        default="instant", description="How fast stored messages are delivered: at once, or at the pace they arrived."
+        default="instant",
+        description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
     )
     ack_wait: types.DurationOfSeconds = _human(
         "2m",
-        "How long the server waits before it redelivers a message. It may be shorter than a block's age.",
+        "How long the server waits before it redelivers a message; may be shorter than a block's age.",
     )
     max_ack_pending: types.Count = Field(
-        default=50_000, description="Most messages delivered and not yet acknowledged, over all replicas."
+        default=50_000, description="Maximum number of messages delivered and not yet acknowledged, over all replicas."
     )
     allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
     batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
@@ -206,7 +207,7 @@ class DecodeConfig(Section):
         if self.columns and self.format != "json":
             raise wrong("columns", f"only with decode.format json, not with {self.format}")
         if self.format == "raw" and not self.keep_payload:
-            raise wrong("keep_payload", "false together with format raw would keep nothing of a message")
+            raise wrong("keep_payload", "false with format raw would keep nothing of a message")
         return self
 
 
@@ -216,7 +217,7 @@ class BlockConfig(Section):
     interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
-        description="Wall-clock time since a block's first message after which it is stored; default: the interval.",
+        description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
     max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
@@ -233,7 +234,7 @@ class StoreConfig(Section):
         description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
     )
     options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never shown."
+        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
     retry_for: types.RetryFor = _human(
@@ -251,7 +252,7 @@ class LimitsConfig(Section):
 
 
 class HttpConfig(Section):
-    """What can be asked of the running process."""
+    """Metrics, probes and status page of the running process."""
 
     listen: types.Listen = Field(
         default="127.0.0.1:8080",
@@ -290,10 +291,10 @@ class Config(Section):
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge what is held when the process stops.")
+    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
 
     def warnings(self) -> tuple[str, ...]:
-        """One line for each setting that works, but is likely to cause trouble."""
+        """Return one line per setting that works but is likely to cause trouble."""
         found = []
         if (unacked := self.source.max_ack_pending) > MANY_UNACKED:
             found.append(
@@ -304,17 +305,17 @@ class Config(Section):
 
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in a file; ConfigError says what is wrong, one line a problem."""
+    """Read the configuration from a file. Raises ConfigError with one line per problem."""
     return loads(_read_text(path, str(path)), env)
 
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration in a YAML text; ConfigError says what is wrong, one line a problem."""
+    """Read the configuration from YAML text. Raises ConfigError with one line per problem."""
     return parse(yaml_text.read(text, env))
 
 
 def parse(data: object) -> Config:
-    """The configuration in plain values, as YAML would give them; ConfigError says what is wrong."""
+    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError."""
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
     try:
@@ -326,7 +327,7 @@ def parse(data: object) -> Config:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of the file, for editors. Where a value may be `${ENV}`, it allows that, too."""
+    """Return the JSON Schema (draft 2020-12) of the file, for editors; it allows `${ENV}` wherever the file does."""
     generated = Config.model_json_schema(schema_generator=_SchemaGenerator)
     for section in (generated, *generated["$defs"].values()):
         section["properties"] = {name: _or_variable(setting) for name, setting in section["properties"].items()}
@@ -334,7 +335,7 @@ def schema() -> dict[str, Any]:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Without a title for each setting, which would only repeat its name."""
+    """A schema without titles, which would only repeat the settings' names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002  # the base class's signature
         return False
@@ -355,7 +356,7 @@ def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_text(path: Path, what: str) -> str:
-    """A file's text; ConfigError begins with `what` and says why there is none."""
+    """Return a file's text. Raises ConfigError that starts with `what`."""
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:

@@ -32,13 +32,13 @@ DECODE_SHARE, DECODE_MOST = 8, 16 << 20
 """Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
 of received memory."""
 FIRST_BATCH = 4096
-"""Messages decoded at once while nothing is known of their columns."""
+"""Messages decoded at once while the size of their columns is unknown."""
 PREPARING_COPIES = 3
-"""A batch in preparation lies in memory as received, as columns, and as routed columns."""
+"""A batch in preparation is in memory three times: as received, as columns, and as routed columns."""
 BLOCK_SHARE = 4
-"""A block takes at most this part of the memory, or one alone could fill what is for all."""
+"""Maximum share of the memory for one block, so that one cannot take it all."""
 OPEN_SHARE = 2
-"""Open blocks take at most this part of the memory; the rest is for what is on its way to the store."""
+"""Maximum share of the memory for open blocks; the rest is for blocks being stored."""
 OPEN_UNACKED_SHARE = 3
 """Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
 that waits for acks is slow to take them."""
@@ -49,7 +49,7 @@ once."""
 # ------------------------------------------------------------------ storing
 
 ENCODING_SHARE = 8
-"""Blocks that are encoded at the same time take this part of the memory."""
+"""Share of the memory for blocks being encoded at the same time."""
 ENCODING_COPIES = 3
 """A block that is being encoded lies in memory three times: in one piece, sorted, and encoded."""
 SMALL_BLOCK, TOGETHER = 64 << 10, 64
@@ -57,4 +57,4 @@ SMALL_BLOCK, TOGETHER = 64 << 10, 64
 LARGE_BLOCKS_WAITING = 2
 """Larger blocks that may wait for each worker."""
 RELEASE_SHARE = 8
-"""The process may grow by this part of the memory before the allocator gives back what it kept."""
+"""Growth of the process, as a share of the memory, after which the allocator returns unused memory."""

@@ -24,10 +24,10 @@ class TemplatePart:
 def parse_template(text: str) -> tuple[TemplatePart, ...]:
     """The parts of a key template such as `{subject[1]}`, `{header.X-Tenant}`, `{region}` or `a-{region}`.
 
-    Raises ValueError, one line, for a template that cannot be understood.
+    Raises ValueError with one line for an invalid template.
     """
     if not is_text(text):
-        raise ValueError(f"{text!a} is not valid text: a surrogate is in it, which is no character")
+        raise ValueError(f"{text!a} is not valid text: it contains a surrogate")
     parts: list[TemplatePart] = []
     position = 0
     for match in _PLACEHOLDER.finditer(text):

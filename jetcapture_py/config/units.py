@@ -1,12 +1,12 @@
-"""Values as people read and write them: durations, sizes, times, and text that is safe to show on one line.
+"""Parse and format durations, sizes and times, and make text safe to show on one line.
 
     duration = seconds | [n "d"] [n "h"] [n "m"] [n "s"] [n "ms"]      "1h30m"  "15m"  "500ms"  "1.5h"  90  "90"
     size     = bytes   | n ("B" | "KB" | "kB" | "MB" | "GB" | "TB" | "KiB" | "MiB" | "GiB" | "TiB")      "128MiB"  1024
     n        = digits ["." digits]
 
-Units are case-sensitive, a duration's come largest first and once each, and there are no blanks and no signs. KB, MB,
-GB and TB count in thousands, KiB, MiB, GiB and TiB in 1024s; "64k" and "1G" are refused, because half of the world's
-tools read them the one way and half the other. A number without a unit is seconds or bytes, as a number or as text, so
+Units are case-sensitive; a duration's units come largest first and once each; spaces and signs are not allowed. KB, MB,
+GB and TB are powers of 1000, KiB, MiB, GiB and TiB powers of 1024; "64k" and "1G" are refused because tools disagree on
+their meaning. A number without a unit is seconds or bytes, as a number or as text, so
 that an environment variable can hold it.
 """
 
@@ -22,7 +22,7 @@ from typing import Self
 from jetcapture_py.text import escaped
 
 MAX_SECONDS = 36_500 * 86_400
-"""The longest duration: a hundred years, which is still in range as nanoseconds in 64 bits."""
+"""Maximum duration: a hundred years, which fits into 64 bits as nanoseconds."""
 MAX_BYTES = 2**63 - 1
 
 _NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
@@ -82,7 +82,7 @@ def parse_duration(value: object) -> float:
     else:
         seconds = Fraction(value)
     if seconds < 0:
-        raise ValueError(f"expected a duration that is not negative, got {quoted(value)}")
+        raise ValueError(f"expected a duration of at least 0, got {quoted(value)}")
     if seconds > MAX_SECONDS:
         raise ValueError(f"expected a duration of at most 36500d, got {quoted(value)}")
     return float(seconds)
@@ -94,7 +94,7 @@ def parse_size(value: object) -> int:
         raise ValueError(f"expected a size such as 128MiB, got {quoted(value)}")
     size = _bytes(value) if isinstance(value, str) else Fraction(value)
     if size < 0:
-        raise ValueError(f"expected a size that is not negative, got {quoted(value)}")
+        raise ValueError(f"expected a size of at least 0, got {quoted(value)}")
     if size > MAX_BYTES:
         raise ValueError(f"expected a size below 8388608TiB, got {quoted(value)}")
     if size.denominator != 1:
@@ -204,7 +204,7 @@ def _seconds(text: str) -> Fraction:
             sum((Fraction(number) * _SECONDS[unit] for number, unit in parts), Fraction()) if parts else Fraction(text)
         )
     if text.startswith("-") and _DURATION.match(text[1:]):
-        raise ValueError(f"expected a duration that is not negative, got {quoted(text)}")
+        raise ValueError(f"expected a duration of at least 0, got {quoted(text)}")
     units = " (units d, h, m, s and ms, largest first)" if text[:1].isdigit() else ""
     raise ValueError(f"expected a duration such as 15m{units}, got {quoted(text)}")
 
@@ -213,7 +213,7 @@ def _bytes(text: str) -> Fraction:
     if match := _SIZE.fullmatch(text):
         return Fraction(match[1]) * _BYTES[(match[2] or "B").replace("k", "K")]
     if text.startswith("-") and _SIZE.fullmatch(text[1:]):
-        raise ValueError(f"expected a size that is not negative, got {quoted(text)}")
+        raise ValueError(f"expected a size of at least 0, got {quoted(text)}")
     if not isinstance(text, Expanded) and (match := _AMBIGUOUS_SIZE.fullmatch(text)):
         number, unit = match[1], match[2].upper()
         raise ValueError(f"expected {number}{unit}iB (1024s) or {number}{unit}B (1000s), got {quoted(text)}")

@@ -1,7 +1,7 @@
-"""What the text of each kind of setting must look like, as types for the configuration's models.
+"""Types of settings for the configuration's models: how their text must look.
 
-A type turns what YAML gives into a value, or raises ValueError with one line that says what was expected. Types of
-settings that may hold a secret never show what they were given.
+A type turns a YAML value into a setting, or raises ValueError with one line that says what was expected. Types that may
+hold a secret never show their input.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _secret(value: object) -> SecretStr:
     if not isinstance(value, str):
         raise ValueError("expected text; put it in quotes")
     if not value:
-        raise ValueError("expected text that is not empty")
+        raise ValueError("expected non-empty text")
     return SecretStr(str(value))
 
 
@@ -91,19 +91,19 @@ def _path(value: object) -> Path:
 
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or not value.isprintable():
-        raise ValueError(f"expected a name without blanks, '.', '*', '>', '/' and '\\', got {quoted(value)}")
+        raise ValueError(f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(value)}")
     return value
 
 
 def _stream_name(value: str) -> str:
     if value in ("_quarantine", "_watermark", "_probe"):
-        raise ValueError(f"{quoted(value)} is a directory of the archive and cannot be a stream's name in it")
+        raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
     return _name(value)
 
 
 def _subject(value: str) -> str:
     if not all(value.split(".")) or re.search(r"[\s*>]", value) or not value.isprintable():
-        raise ValueError(f"expected a subject without wildcards and blanks, got {quoted(value)}")
+        raise ValueError(f"expected a subject without wildcards and spaces, got {quoted(value)}")
     return value
 
 
@@ -130,7 +130,7 @@ def _server(value: str) -> str:
     else:
         if parts.scheme not in _SCHEMES or "://" not in value:
             raise ValueError(
-                f"expected an address that begins with nats://, tls://, ws:// or wss://, got {quoted(value)}"
+                f"expected an address that starts with nats://, tls://, ws:// or wss://, got {quoted(value)}"
             )
     if not usable:
         raise ValueError(f"expected an address such as nats://127.0.0.1:4222, got {quoted(value)}")
@@ -141,7 +141,7 @@ def _servers(value: tuple[str, ...]) -> tuple[str, ...]:
     if not value:
         raise ValueError("expected at least one address")
     if len({address.startswith("ws") for address in value}) > 1:
-        raise ValueError("expected either ws:// and wss:// or nats:// and tls://, not both kinds")
+        raise ValueError("expected only ws:// and wss://, or only nats:// and tls://")
     return value
 
 
@@ -253,7 +253,7 @@ Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """Text that is never shown."""
 FilePath = Annotated[Path, BeforeValidator(_path)]
-"""A file's path; not shown when it is none, because the file's contents may have been pasted."""
+"""A file's path; never shown in errors, because the file's contents may have been pasted."""
 Name = Annotated[str, AfterValidator(_name)]
 """A name that NATS accepts for a consumer."""
 StreamName = Annotated[str, AfterValidator(_stream_name)]
@@ -273,12 +273,12 @@ StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"t
 TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type in the words of `decode.types`."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
-"""A key template in the words of `route`, or a function of the user's own."""
+"""A key template as in `template`, or a user's function."""
 DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
-"""raw, json, or a decoder of the user's own."""
+"""raw, json, or a user's decoder."""
 Listen = Annotated[str, AfterValidator(_listen)]
-"""An address and a port to listen on; without an address, all of this host's; port 0 is any that is free."""
+"""Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]
-"""Where the archive lies: an absolute path or an address that fsspec understands."""
+"""Location of the archive: an absolute path or an fsspec URL."""
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]
-"""Anything, handed on."""
+"""Any values, passed on."""

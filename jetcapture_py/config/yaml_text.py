@@ -28,11 +28,11 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
 
 MOST_VALUES = 100_000
-"""Aliases count wherever they are used: a few lines of them would else be more values than any memory holds."""
+"""Every use of an alias counts: otherwise a few lines could expand to more values than fit in memory."""
 
 _TAG = "tag:yaml.org,2002:"
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-((?:[^{}]|\{[^{}]*\})*))?\}|(\{))")
-_NO_TEXT = "not valid text: a surrogate is in it, which is no character"
+_NO_TEXT = "not valid text: it contains a surrogate"
 _HARMLESS_QUOTES = re.compile(r"'(?:<[a-z -]+>|[][{},:?-])'")
 
 
@@ -88,7 +88,7 @@ class _Reader:
     def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
         self.values += 1
         if self.values > MOST_VALUES:
-            raise ConfigError(f"the settings have more than {MOST_VALUES} values, aliases counted where they are used")
+            raise ConfigError(f"the settings have more than {MOST_VALUES} values, counting every use of an alias")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if id(node) in self.open or node.tag not in (_TAG + "map", _TAG + "seq"):
@@ -108,7 +108,7 @@ class _Reader:
         lines: dict[str, int] = {}
         for name, item in node.value:
             if not isinstance(name, yaml.ScalarNode):
-                hint = "text that begins with { or [ must be in quotes"
+                hint = "text that starts with { or [ must be quoted"
                 where = f"{dotted(path)}: " if path else ""
                 self.problems.append(f"{where}a setting's name must be text (line {_line(name)}); {hint}")
             elif name.value in lines:
@@ -132,20 +132,20 @@ class _Reader:
         if node.tag not in _SCALARS:
             self.problems.append(
                 f"{dotted(path)}: YAML tags are not supported (line {_line(node)}); "
-                "text that begins with ! must be in quotes"
+                "text that starts with ! must be quoted"
             )
             return None
         try:
             return _SCALARS[node.tag](node.value)
         except ValueError:
-            self.problems.append(f"{dotted(path)}: not a number that can be read (line {_line(node)})")
+            self.problems.append(f"{dotted(path)}: not a readable number (line {_line(node)})")
             return None
 
     def expand(self, text: str, path: tuple[int | str, ...]) -> str:
         def one(match: re.Match[str]) -> str:
             dollar, name, default, malformed = match.groups()
             if malformed:
-                self.problems.append(f"{dotted(path)}: expected ${{NAME}} or ${{NAME:-default}}; write $$ for one $")
+                self.problems.append(f"{dotted(path)}: expected ${{NAME}} or ${{NAME:-default}}; write $$ for a $")
             elif dollar:
                 return "$"
             elif default is not None:
@@ -164,13 +164,13 @@ def _line(node: yaml.Node) -> int:
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> str:
-    """A syntax error as one line that quotes nothing of the file, where a password may be."""
+    """Describe a syntax error in one line, without quoting the file, which may contain a password."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         position = getattr(error, "position", None)
         before = text[:position] if isinstance(position, int) else ""
         where = f"line {before.count(chr(10)) + 1}: " if before else ""
-        return f"{where}not valid YAML: a character that text files do not have"
+        return f"{where}not valid YAML: it contains a control character"
     line = text.split("\n")[mark.line] if mark.line < text.count("\n") + 1 else ""
     problem = str(getattr(error, "problem", ""))
     safe = problem if "'" not in _HARMLESS_QUOTES.sub("", problem) and '"' not in problem else "unexpected character"
@@ -181,9 +181,9 @@ def _hint(problem: str, line: str) -> str:
     if "\\t" in problem or line[: len(line) - len(line.lstrip())].count("\t"):
         return "; indent with spaces, not with tabs"
     if "alias" in problem or "cannot start any token" in problem:
-        return "; text that begins with a special character must be in quotes"
+        return "; text that starts with a special character must be quoted"
     if "mapping values are not allowed" in problem:
-        return '; text that contains ": " must be in quotes'
+        return '; text that contains ": " must be quoted'
     if "{" in line:
-        return "; text with braces must be in quotes"
+        return "; text with braces must be quoted"
     return ""

@@ -142,10 +142,10 @@ def unusable(stream: str, consumer: str, config: Mapping[str, Any]) -> str | Non
     """Why a consumer of this configuration cannot be captured from, in one line; None when it can."""
     where = f"consumer {consumer} of stream {stream}"
     if config.get("deliver_subject"):
-        return f"{where} is a push consumer; a pull consumer is needed"
+        return f"{where} is a push consumer; a pull consumer is required"
     if config.get("ack_policy") != "explicit":
         return (
-            f"{where} has ack_policy {config.get('ack_policy')}; explicit is needed, "
+            f"{where} has ack_policy {config.get('ack_policy')}; explicit is required, "
             "or messages count as handled before they are stored"
         )
     if config.get("headers_only"):

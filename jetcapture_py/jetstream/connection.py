@@ -107,7 +107,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     if isinstance(error, nats.errors.NoServersError):
-        return "no server could be reached"
+        return "no server is reachable"
     return " ".join(str(error).split()).removeprefix("nats: ").strip("'") or type(error).__name__
 
 
@@ -133,7 +133,7 @@ def _options(config: NatsConfig) -> dict[str, Any]:
     elif config.nkey_seed is not None or config.nkey_seed_file is not None:
         options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
         if not _is_seed(options["nkeys_seed_str"]):
-            raise SourceError("nats.nkey_seed: it is not the seed of an NKey")
+            raise SourceError("nats.nkey_seed: not the seed of an NKey")
     if _wants_tls(config):
         options["tls"] = _tls(config)
         options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
@@ -202,7 +202,7 @@ class Api:
         except DeniedError as error:
             raise ApiError(FORBIDDEN, 0, str(error)) from error
         except nats.errors.NoRespondersError as error:
-            raise UnavailableError("JetStream does not answer: it is not enabled here, or has no leader") from error
+            raise UnavailableError("JetStream does not answer: it is not enabled, or has no leader") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(f"JetStream does not answer: {_reason(error)}") from error
         answer: dict[str, Any] = json.loads(message.data)

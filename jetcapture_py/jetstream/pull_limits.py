@@ -109,4 +109,4 @@ class PullLimits:
         single, since = self._single, self._stuck_since  # read once: other threads ask
         if single is None or since is None or now - since < STUCK_AFTER:
             return None
-        return f"the next message has more than {single.max_bytes // 2:,} bytes and could not be delivered yet"
+        return f"the next message exceeds {single.max_bytes // 2:,} bytes and could not be delivered yet"

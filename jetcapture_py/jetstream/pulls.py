@@ -126,7 +126,7 @@ class Pulls:
 
     @property
     def in_flight(self) -> int:
-        """Bytes that open pulls may still bring."""
+        """Bytes in flight: what open pulls may still deliver."""
         return sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
 
     @property
@@ -224,7 +224,7 @@ class Pulls:
     def _react(self, slot: PullSlot, status: PullStatus) -> None:
         if status.reaction is Reaction.FATAL:
             where = f"consumer {self._config.source.consumer} of stream {self._config.source.stream}"
-            self._fail(SourceError(f"{where} can no longer be pulled from: {status.code} {status.text}"))
+            self._fail(SourceError(f"{where} no longer accepts pulls: {status.code} {status.text}"))
         elif status.reaction is Reaction.TOO_LARGE:
             if not slot.brought:
                 self._too_small(slot)

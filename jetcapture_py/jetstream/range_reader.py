@@ -24,15 +24,15 @@ from jetcapture_py.jetstream.read_session import PAUSE, ReadSession
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
 
 BATCH = 50_000
-"""Most messages a pull asks for."""
+"""Maximum messages per pull."""
 PULL_BYTES = 16 << 20
-"""Most bytes a pull asks for; a larger message is pulled alone and without a limit."""
+"""Maximum bytes per pull; a larger message is pulled alone and without a limit."""
 WAITING = 24 << 20
 """Bytes of received messages above which they are handed on, and nothing more is pulled until some have been taken."""
 ENOUGH = 16_384
-"""Messages that are handed on together, however small they are."""
+"""Number of messages that are passed on together, regardless of size."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
-"""Seconds: the server's sign of life during a pull, when it is given up without one, and when the pull ends."""
+"""Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RangeReader:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of a consumer."""
+        """Forget the consumer."""
         self._consumer, self._subject, self._trouble = "", "", ""
         self._sid: int | None = None
         self._most = BATCH
@@ -95,7 +95,7 @@ class RangeReader:
             await self._leave()
 
     async def _next(self) -> tuple[str, Received] | None:
-        """What has been received from one consumer, once there is enough of it; None at the end."""
+        """Return what was received from one consumer, once it is enough; None at the end."""
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
@@ -111,7 +111,7 @@ class RangeReader:
 
     @property
     def _full(self) -> bool:
-        """Whether nothing more is pulled. One bound says this and that it is handed on, or both sides might wait."""
+        """Whether pulling pauses. The same bound passes messages on, so the two sides cannot wait for each other."""
         return self._inbox.rows.memory > WAITING
 
     # ------------------------------------------------------------------ what a subclass may look at
@@ -160,7 +160,7 @@ class RangeReader:
         self._failure = error
 
     async def _attach(self) -> None:
-        """Have a consumer that starts behind the last message, and subscribe."""
+        """Create a consumer that starts behind the last message, and subscribe."""
         self._forget()
         wanted = self._wanted
         config: dict[str, Any] = {"headers_only": wanted.headers_only, "filter_subjects": wanted.subjects}
@@ -196,12 +196,12 @@ class RangeReader:
 
     def _nothing_came(self, reason: str) -> SourceError:
         seconds = f"{self._session.timeout:g} s"
-        return SourceError(f"nothing came from stream {self._wanted.stream} for {seconds}: {reason}")
+        return SourceError(f"no message from stream {self._wanted.stream} for {seconds}: {reason}")
 
     # ------------------------------------------------------------------ one consumer
 
     async def _pull(self) -> None:
-        """Pull until the range is finished, or until trouble."""
+        """Pull until the range is finished, or until a failure."""
         clock = asyncio.get_running_loop().time
         self._heard = self._came = clock()
         reads, late = self._connection.reads, False
@@ -218,10 +218,10 @@ class RangeReader:
             if self._full:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
-                self._disturb("the server fell silent")
+                self._disturb("the server stopped responding")
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # seen twice: we may have been suspended
-                raise self._nothing_came("the server is there, but sends no message")
+                raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
 
@@ -232,7 +232,7 @@ class RangeReader:
 
     @property
     def _credit(self) -> int:
-        """Messages that the pulls under way may still bring."""
+        """Messages that open pulls may still deliver."""
         return self._granted - (self._inbox.total - self._before)
 
     async def _ask_for_more(self) -> None:
@@ -253,7 +253,7 @@ class RangeReader:
         )
 
     async def _see_whether_all_came(self) -> None:
-        """The server has nothing to send: there may be a gap at the range's end, or deleted since it was planned."""
+        """Handle that the server has nothing to send: a gap at the range's end, or messages deleted since planning."""
         drained, self._drained, self._idle = self._drained, False, False
         if not drained:
             try:
@@ -265,10 +265,10 @@ class RangeReader:
                 if self._wanted.per_subject and asyncio.get_running_loop().time() > self._came + SILENCE:
                     # the next ones are gone, and the server skips only one of them at each sign of life
                     await self._check_end()
-                    self._disturb("messages were removed that were to come")
+                    self._disturb("expected messages were removed from the stream")
                 return
             if info["delivered"]["consumer_seq"] != self._inbox.total - self._before:
-                self._disturb("messages that the server sent did not come")
+                self._disturb("messages sent by the server did not arrive")
                 return
         if not await self._more_elsewhere():
             await self._check_end()
@@ -289,7 +289,7 @@ class RangeReader:
         fresh, self._checked = self._inbox.total - self._checked, self._inbox.total
         if found is not None and found.delivery > self._inbox.total - self._before:
             self._inbox.rows, _ = self._inbox.rows.split(len(self._inbox.rows) - fresh)
-            self._disturb("messages that the server sent did not come")
+            self._disturb("messages sent by the server did not arrive")
         elif found is not None:
             if found.seq - found.delivery != self._skipped:
                 self._skips()

@@ -32,7 +32,7 @@ PAUSE = 0.25
 
 _CLOSE_TIMEOUT = 1.0
 _CERTAIN = 4
-"""Times in a row that something must be missing: a server that has just started may say so, and be wrong."""
+"""Consecutive answers before something counts as missing: a server that has just started may be wrong."""
 _SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
 """The server forgets such a consumer by itself, should its reader be killed."""
 
@@ -110,7 +110,7 @@ class ReadSession:
         self.on_trouble()
 
     async def _errored(self, error: Exception) -> None:
-        """Only a pull that is not allowed matters: nobody will answer it. Other requests find out by themselves."""
+        """Handle only denied pulls, which get no answer. Other requests fail by themselves."""
         denial = denial_in(error)
         if denial is not None and (denial.subscription or ".consumer.msg.next." in denial.subject):
             self._denied = str(denial)
@@ -121,7 +121,7 @@ class ReadSession:
         return await self.retry(lambda: self.api.request(subject, body))
 
     async def retry(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `request` returns, once NATS answers it; raises SourceError when it refuses, or never answers."""
+        """Return the result of `request` once NATS answers; raise SourceError when it refuses or does not answer."""
         clock = asyncio.get_running_loop().time
         deadline, missing = clock() + self.timeout, 0
         while True:
@@ -142,13 +142,13 @@ class ReadSession:
             except UnavailableError as error:
                 reason = error
             if self.connection.is_closed:
-                raise SourceError(f"the connection to NATS was closed for good: {self.connection.last_error or reason}")
+                raise SourceError(f"the NATS connection was closed permanently: {self.connection.last_error or reason}")
             if clock() > deadline:
-                raise SourceError(f"NATS did not serve us for {self.timeout:g} s: {reason}")
+                raise SourceError(f"NATS did not respond for {self.timeout:g} s: {reason}")
             await asyncio.sleep(PAUSE)
 
     async def state(self, stream: str) -> StreamState:
-        """The stream now."""
+        """Return the current state of the stream."""
         return StreamState.of(await self.request(f"STREAM.INFO.{stream}"))
 
     async def first_at(self, stream: str, moment: datetime) -> int:

@@ -111,7 +111,7 @@ class PullSource:
         self._deliveries = Deliveries(self.stream, self.consumer, self.state)
         await self.pulls.open(self._client, self._api, self._consumer)
         if not self._client.fast:
-            event(log, logging.WARNING, "receive.slow_path", reason="this nats-py is not one the fast parser knows")
+            event(log, logging.WARNING, "receive.slow_path", reason="unknown version of nats-py")
 
     async def stop(self) -> bool:
         """Pull no more, receive what open pulls still bring, and unsubscribe; return whether every pull ended.
@@ -198,7 +198,7 @@ class PullSource:
     async def _closed(self) -> None:
         if not self._closing:
             reason = self._client.last_error
-            self.fail(SourceError(f"the connection to NATS was closed for good: {reason or 'by the server'}"))
+            self.fail(SourceError(f"the NATS connection was closed permanently: {reason or 'by the server'}"))
 
     async def _errored(self, error: Exception) -> None:
         denial = denial_in(error)

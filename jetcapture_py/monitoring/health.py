@@ -1,6 +1,6 @@
-"""Whether a capture does its work just now: connected, consuming, decoding, storing, and if not, why.
+"""Health of a capture: connected, consuming, decoding, storing, and what is wrong.
 
-It may be asked in any thread: everything here is read from attributes that the capture keeps anyway.
+Safe to call from any thread: it only reads attributes that the capture keeps anyway.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
 
 DECODER_STUCK, DECODER_STUCK_PER_MESSAGE = 300.0, 0.1
-"""Seconds for a batch, or for each of its messages if that is longer, after which a decoder will never return: only a
-restart can help. A decoder that is merely slow would be restarted for ever otherwise."""
+"""Seconds per batch, or per message if that is longer, after which a decoder counts as stuck and only a restart helps.
+The limit is generous so that a slow decoder is not restarted in a loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Health:
     """`connected` to NATS; `consuming`: the server serves our pulls; `decoding`: the decoder returns in time;
     `storing`: nothing waits for a failing store.
 
-    `trouble` has a line for each that is not so.
+    `trouble` has one line per failing check.
     """
 
     connected: bool
@@ -35,12 +35,12 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether all is well."""
+        """Whether no check fails."""
         return not self.trouble
 
 
 def health(state: CaptureState) -> Health:
-    """How the capture is."""
+    """Return the current health."""
     trouble = []
     connected = state.opened and state.source.connected
     undeliverable = state.source.pulls.stuck if state.opened else None
@@ -50,11 +50,11 @@ def health(state: CaptureState) -> Health:
     if undeliverable is not None and not state.draining:
         trouble.append(f"consuming: {undeliverable}")
     if not connected:
-        trouble.append("connected: no connection to NATS" if state.opened else "connected: not yet")
+        trouble.append("connected: no connection to NATS" if state.opened else "connected: not connected yet")
     elif state.draining:
-        trouble.append("consuming: draining, nothing is pulled any more")
+        trouble.append("consuming: draining, no more pulls")
     elif not consuming and undeliverable is None:
-        trouble.append("consuming: the server does not answer our pulls")
+        trouble.append("consuming: the server does not answer pulls")
     if decoding is not None:
         trouble.append(decoding)
     if store is not None:
@@ -69,12 +69,12 @@ def health(state: CaptureState) -> Health:
 
 
 def stuck(state: CaptureState) -> str | None:
-    """Why only a restart can help, in one line; None while it need not."""
+    """Return in one line why a restart is needed; None if it is not."""
     return _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
 
 
 def _decoding(state: CaptureState, limit: float) -> str | None:
-    """What is wrong when a batch has been in the decoder for longer than `limit` seconds."""
+    """Return what is wrong when a batch has been in the decoder for longer than `limit` seconds."""
     messages, seconds = len(state.preparing), state.decoding_for()
     if not messages or seconds <= limit:
         return None

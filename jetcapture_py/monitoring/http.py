@@ -1,12 +1,12 @@
-"""What can be asked of the running process: metrics, liveness, readiness, and a page for people.
+"""HTTP endpoints of the running process: metrics, liveness, readiness, and a status page.
 
     /metrics   for Prometheus
     /livez     200 unless only a restart can help: the event loop or the decoder is stuck
-    /readyz    200 when connected, consuming, decoding and storing; otherwise 503, with a line for each that is not so
-    /          the same for people, as a page without scripts
+    /readyz    200 when connected, consuming, decoding and storing; otherwise 503, with one line per failing check
+    /          status page without scripts
 
-The probes are answered in the server's own thread from what the capture notes as it goes along, so they do not wait for
-its event loop; metrics and page are made in that event loop, so that they are consistent.
+Probes are answered in the server's thread from values that the capture maintains, so they do not wait for its event
+loop. Metrics and page are built in that event loop, so that they are consistent.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetcapture.http")
 
 PATIENCE = 5.0
-"""Seconds that the event loop may take for an answer, and for its first turn."""
+"""Seconds that the event loop may take to answer, and to start."""
 STUCK = 30.0
-"""Seconds without a turn of the event loop after which it counts as stuck."""
+"""Seconds without progress after which the event loop counts as stuck."""
 BEAT = 0.25
-"""Seconds between the moments at which the event loop notes that it runs."""
+"""Seconds between heartbeats of the event loop."""
 HTML = "text/html; charset=utf-8"
 _NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n")
 
 
 @contextlib.contextmanager
 def serve(state: CaptureState, listen: str, server: HttpServer | None = None) -> Iterator[int]:
-    """Answer on `listen`, `address:port`, inside the block; gives the port. Call it in the capture's event loop.
+    """Serve on `listen`, `address:port`, inside the block; yields the port. Call it in the capture's event loop.
 
-    `server` is one that listens there already. Raises JetcaptureError when nothing can listen there.
+    `server` is already listening there. Raises JetcaptureError when the address cannot be used.
     """
     server = server or HttpServer(listen, Starting(), most_clients=MOST_CLIENTS)
     pages = _Pages(state)
@@ -59,7 +59,7 @@ def serve(state: CaptureState, listen: str, server: HttpServer | None = None) ->
 
 
 class _Pages:
-    """The answers of one capture. Make and stop it in the capture's event loop."""
+    """The answers of one capture. Create and stop it in the capture's event loop."""
 
     def __init__(self, state: CaptureState) -> None:
         self._state = state
@@ -71,7 +71,7 @@ class _Pages:
         self._being_made: dict[str, asyncio.Future[Answer]] = {}
 
     def stop(self) -> None:
-        """Note no more that the event loop runs."""
+        """Stop the heartbeat."""
         self._next.cancel()
 
     def _beat(self) -> None:
@@ -94,7 +94,7 @@ class _Pages:
             return self._readyz()
         if path in ("/metrics", "/"):
             return await self._from_capture(path)
-        return Answer(HTTPStatus.NOT_FOUND, PLAIN, b"there are /, /metrics, /livez and /readyz\n")
+        return Answer(HTTPStatus.NOT_FOUND, PLAIN, b"not found; available: /, /metrics, /livez, /readyz\n")
 
     async def _livez(self) -> Answer:
         if not self._running.done():
@@ -113,7 +113,7 @@ class _Pages:
         return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or ("ready",)).encode())
 
     async def _from_capture(self, path: str) -> Answer:
-        """An answer that the capture's event loop makes, once for all who ask for it at the same time."""
+        """Return an answer built in the capture's event loop; concurrent requests share it."""
         making = self._being_made.get(path)
         if making is None or making.done():
             work = self._make(path)

@@ -1,9 +1,9 @@
-"""A small HTTP server in a thread and an event loop of its own: it answers while the rest of the process is busy.
+"""A small HTTP server with its own thread and event loop: it answers while the rest of the process is busy.
 
-The number of clients, what each may send and how long each may take are limited. When there are too many, one that is
-idle gives way to the new one, so nobody can keep a probe out by holding connections open.
+The number of clients, the size of requests and the time per client are limited. At the limit a new client replaces an
+idle one, so open connections cannot block a probe.
 
-It is started before most of the program is imported, so this module imports little itself.
+It starts before most of the program is imported, so this module imports little.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_REQUEST_BYTES = 8192
 IDLE = 3.0
 """Seconds that a client may take to send a request."""
 SLOWEST_CLIENT = 10.0
-"""Seconds from then on until the answer must have been made and sent."""
+"""Seconds from then on until the answer must be sent."""
 MOST_STARTING = 300.0
 """Seconds that the program may take to start before it counts as stuck."""
 PLAIN = "text/plain; charset=utf-8"
@@ -40,7 +40,7 @@ _METHODS = (b"GET", b"HEAD")
 
 
 class Answer(NamedTuple):
-    """What is sent back."""
+    """An HTTP response."""
 
     status: HTTPStatus
     type: str
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Application(Protocol):
-    """Makes the answers."""
+    """Builds the answers."""
 
     async def answer(self, path: str) -> Answer:
         """Answer a GET request for `path`, without its query. Runs in the server's event loop, so it must not block."""
@@ -62,7 +62,7 @@ class Starting:
         self._since = time.monotonic()
 
     async def answer(self, path: str) -> Answer:
-        """Answer for a program that does nothing yet."""
+        """Answer while the program starts."""
         if path == "/livez" and time.monotonic() - self._since < MOST_STARTING:
             return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"starting\n")
@@ -205,7 +205,7 @@ def _listening(listen: str) -> socket.socket:
 def start_early(config: Path) -> HttpServer | None:
     """Answer probes before the configuration has been checked, on the address that it seems to say.
 
-    None where that is not clear, off, or fails: who reads the configuration then says what is wrong.
+    None where that is unclear, off, or fails: reading the configuration then reports what is wrong.
     """
     from jetcapture_py.config import yaml_text
 

@@ -1,7 +1,7 @@
 """The metrics of a capture, for Prometheus; the one module that knows its client library.
 
-Nothing is measured twice: each scrape reads the counters and the state that the pipeline keeps anyway. No metric has
-a label for a key, a subject or an object, of which there can be any number.
+Each scrape reads counters and state that the pipeline keeps anyway. No metric has a label for a key, a subject or an
+object: their number is unbounded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Everything for people: what it is, its labels, its value."""
+        """Yield description, labels and value of each metric, for the status page."""
         for metric in self.collect():
             for sample in metric.samples:
                 if metric.type != "histogram" or not sample.name.endswith("_bucket"):
@@ -51,10 +51,12 @@ class Metrics(Collector):
                     yield text, labels, f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
 
     def collect(self) -> Iterator[Metric]:
-        """Everything that is known now."""
+        """Yield the current metrics."""
         source = self._state.config.source
         about = {"version": version("jetcapture"), "stream": source.stream, "consumer": source.consumer}
-        info = GaugeMetricFamily("jetcapture_info", "What this process is; always 1", labels=list(about))
+        info = GaugeMetricFamily(
+            "jetcapture_info", "Version, stream and consumer of this process; always 1", labels=list(about)
+        )
         info.add_metric(list(about.values()), 1)
         yield info
         yield from self._counters()
@@ -66,35 +68,37 @@ class Metrics(Collector):
     def _counters(self) -> Iterator[Metric]:
         stats, source = self._state.stats, self._state.source
         yield _counter("messages_fetched", "Messages received from the server", source.fetched)
-        yield _counter("messages_redelivered", "Messages received that were no first delivery", stats.redelivered)
-        yield _counter("messages_stored", "Messages stored, the quarantine's among them", stats.stored_messages)
-        yield _counter("messages_acked", "Messages acknowledged after they were stored", stats.acked)
-        yield _counter("messages_quarantined", "Messages that went to the quarantine", stats.quarantined)
-        yield _counter("stray_frames", "Frames received that were no messages of the consumer", stats.strays)
+        yield _counter("messages_redelivered", "Messages received that had been delivered before", stats.redelivered)
+        yield _counter("messages_stored", "Messages stored, including those in quarantine", stats.stored_messages)
+        yield _counter("messages_acked", "Messages acknowledged after storing", stats.acked)
+        yield _counter("messages_quarantined", "Messages quarantined", stats.quarantined)
+        yield _counter("stray_frames", "Received frames that are not messages of the consumer", stats.strays)
         sealed = {reason: stats.sealed_by[reason] for reason in (*SEALED_BY, *stats.sealed_by)}
-        yield _counters("blocks_sealed", "Blocks closed, by what closed them", "reason", sealed)
+        yield _counters("blocks_sealed", "Blocks sealed, by reason", "reason", sealed)
         yield _counter("stored_objects", "Objects stored", stats.stored_blocks)
         yield _counter("stored_rows", "Rows stored", stats.stored_rows)
-        yield _counter("stored_bytes", "Bytes of the objects stored", stats.stored_bytes)
-        yield _counter("acks_unconfirmed", "Times that acks were sent again, unconfirmed", stats.unconfirmed_acks)
-        lost = "Messages on their way here when the connection was lost; the server delivers them again"
+        yield _counter("stored_bytes", "Bytes stored", stats.stored_bytes)
+        yield _counter("acks_unconfirmed", "Unconfirmed ack attempts", stats.unconfirmed_acks)
+        lost = "Messages in flight when the connection was lost; the server redelivers them"
         yield _counter("messages_lost_in_flight", lost, source.lost)
-        yield _counter("reconnects", "Times that the connection to NATS came back", source.reconnects)
+        yield _counter("reconnects", "Reconnects to NATS", source.reconnects)
 
     def _storing(self) -> Iterator[Metric]:
         storing = self._state.stats.storing
         errors = {kind: storing.errors[kind] for kind in ("temporary", "permanent")}
-        yield _counters("store_errors", "Objects that an attempt did not store", "kind", errors)
-        yield _counter("store_retries", "Objects that were tried to be stored again", storing.retries)
+        yield _counters("store_errors", "Failed object uploads", "kind", errors)
+        yield _counter("store_retries", "Object upload retries", storing.retries)
         name, bounds = "jetcapture_store_seconds", [str(bound) for bound in (*Histogram.BOUNDS, math.inf)]
         bounds[-1] = "+Inf"
         buckets = list(zip(bounds, storing.seconds.cumulative(), strict=True))
-        family = HistogramMetricFamily(name, "Seconds that storing an object took")
+        family = HistogramMetricFamily(name, "Object upload duration in seconds")
         family.add_metric([], buckets, storing.seconds.total)
         yield family
         if storing.last_success is not None:
             yield _gauge(
-                "last_store_timestamp_seconds", "When an object was stored last, since the epoch", storing.last_success
+                "last_store_timestamp_seconds",
+                "Time of the last successful upload, seconds since the epoch",
+                storing.last_success,
             )
 
     def _now(self) -> Iterator[Metric]:
@@ -102,35 +106,39 @@ class Metrics(Collector):
         now = health(capture)
         yield _gauge("ready", "1 when connected, consuming, decoding and storing", now.ready)
         yield _gauge("connected", "1 when connected to NATS", now.connected)
-        yield _gauge("consuming", "1 when the server serves the pulls", now.consuming)
-        yield _gauge("storing", "1 unless the store fails or hangs", now.storing)
-        yield _gauge("open_blocks", "Blocks that are still filled", blocks.open)
-        yield _gauge("open_block_rows", "Rows in them", blocks.rows)
-        yield _gauge("open_block_bytes", "Bytes in them", blocks.bytes)
+        yield _gauge("consuming", "1 when the server answers pulls", now.consuming)
+        yield _gauge("storing", "1 unless the store is failing or hanging", now.storing)
+        yield _gauge("open_blocks", "Open blocks", blocks.open)
+        yield _gauge("open_block_rows", "Rows in open blocks", blocks.rows)
+        yield _gauge("open_block_bytes", "Bytes in open blocks", blocks.bytes)
         age = blocks.oldest_age(asyncio.get_running_loop().time())
-        yield _gauge("oldest_open_block_seconds", "Age of the oldest of them, 0 without any", age)
+        yield _gauge("oldest_open_block_seconds", "Age of the oldest open block; 0 without open blocks", age)
         seconds = capture.decoding_for()
-        yield _gauge("decoding_seconds", "Age of the batch in the decoder and key function, 0 without one", seconds)
-        yield _gauge("blocks_waiting", "Sealed blocks that wait for a turn to be stored", capture.sealed.qsize())
+        yield _gauge("decoding_seconds", "Age of the batch in the decoder and key function; 0 without a batch", seconds)
+        yield _gauge("blocks_waiting", "Sealed blocks waiting to be stored", capture.sealed.qsize())
         held = capture.memory + capture.source.waiting_bytes
-        yield _gauge("buffered_bytes", "Bytes held of messages that are not stored yet", held)
+        yield _gauge("buffered_bytes", "Bytes held of messages not stored yet", held)
         yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
-        yield _gauge("in_flight_bytes", "Bytes that open pulls may still bring", capture.source.pulls.in_flight)
-        limit = "The most that this may be, but for a single larger message; less for a while after a loss"
+        yield _gauge(
+            "in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.pulls.in_flight
+        )
+        limit = "Limit of in_flight_bytes, except for a single larger message; lower for a while after a loss"
         yield _gauge("in_flight_bytes_limit", limit, capture.source.pulls.limits.limit)
-        yield _gauge("unacked_messages", "Messages that this process holds", capture.unacked)
+        yield _gauge("unacked_messages", "Unacknowledged messages held by this process", capture.unacked)
 
     def _consumer(self) -> Iterator[Metric]:
         capture, state = self._state, self._state.source.state
-        yield _gauge("consumer_pending_messages", "Messages that were not delivered yet, to anyone", state.pending)
-        yield _gauge("consumer_unacked_messages", "Messages delivered and not acknowledged, by anyone", state.unacked)
-        yield _gauge("consumer_max_ack_pending", "The most of these that the server allows", state.max_ack_pending)
-        yield _gauge("consumer_ack_floor", "Everything up to this sequence is acknowledged", state.ack_floor)
+        yield _gauge("consumer_pending_messages", "Messages not yet delivered to any replica", state.pending)
+        yield _gauge(
+            "consumer_unacked_messages", "Messages delivered to any replica and not yet acknowledged", state.unacked
+        )
+        yield _gauge("consumer_max_ack_pending", "Limit of consumer_unacked_messages", state.max_ack_pending)
+        yield _gauge("consumer_ack_floor", "All messages up to this sequence are acknowledged", state.ack_floor)
         lag = capture.observer.lag(state).total_seconds()
-        yield _gauge("lag_seconds", "Age of the oldest message that is not stored; take the replicas' largest", lag)
+        yield _gauge("lag_seconds", "Age of the oldest message not stored; use the maximum over replicas", lag)
         if capture.watermark is not None:
             time = capture.watermark.time.timestamp()
-            yield _gauge("watermark_timestamp_seconds", "Everything in the stream before it is stored", time)
+            yield _gauge("watermark_timestamp_seconds", "All messages of the stream before this time are stored", time)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -1,6 +1,6 @@
-"""How a capture stands, asked from outside: the consumer on the server, and the watermark in the archive.
+"""Status of a capture from outside: the consumer on the server, and the watermark in the archive.
 
-No replica is asked, so it is right for all of them together, and also when none runs.
+No replica is asked, so it covers all of them, and works when none is running.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """How it stands at `time`, the server's. Sequences are the stream's, times UTC, `lag` seconds.
+    """The status at `time` by the server's clock. Sequences are the stream's, times UTC, `lag` in seconds.
 
-    `lag` is the age of the oldest message that is not stored, None where the server may not be asked for it.
-    `watermark` and what was stored last come from the archive; `problems` says in one line each what could not be read.
+    `lag` is the age of the oldest message that is not stored, None without permission to ask for it.
+    The watermark and the last stored object come from the archive; `problems` has one line per failed read.
     """
 
     stream: str
@@ -52,21 +52,21 @@ class CaptureStatus:
     problems: tuple[str, ...]
 
     def fields(self) -> dict[str, Any]:
-        """Everything as JSON knows it."""
+        """Return all fields as JSON values."""
         return {
             name: format_time(value) if isinstance(value, datetime) else value for name, value in asdict(self).items()
         }
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
-        """Everything for people: a name, a value, and what it means."""
+        """Yield name, value and meaning of each line."""
         lag = "unknown" if self.lag is None else _span(self.lag)
         yield "lag", lag, "age of the oldest message that is not stored"
         yield "pending", f"{self.pending:,}", "not delivered yet"
         yield "unacked", f"{self.unacked:,} of {self.max_ack_pending:,}", "delivered and not stored yet"
-        yield "redelivered", f"{self.redelivered:,}", "of the unacked, delivered more than once"
+        yield "redelivered", f"{self.redelivered:,}", "unacked messages delivered more than once"
         yield "delivered", f"{self.delivered:,}", "last sequence delivered"
         yield "ack floor", f"{self.ack_floor:,}", "everything up to this sequence is stored"
-        yield "pulls", f"{self.waiting_pulls:,}", "open at the server; none: no replica is pulling"
+        yield "pulls", f"{self.waiting_pulls:,}", "open at the server; 0: no replica is pulling"
         if self.watermark_time is None:
             yield "watermark", "none", ""
         else:
@@ -86,7 +86,7 @@ class CaptureStatus:
 
 
 class Observed:
-    """A connection that may be asked again and again; SourceError when it cannot be made, or the consumer is gone."""
+    """A connection for repeated status requests. Raises SourceError when it fails or the consumer is gone."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -102,7 +102,7 @@ class Observed:
         await self._session.__aexit__()
 
     async def status(self) -> CaptureStatus:
-        """How it stands now."""
+        """Return the current status."""
         source, problems = self._config.source, []
         try:
             state = await get_consumer(self._api, source.stream, source.consumer)
@@ -120,7 +120,7 @@ class Observed:
             problems.append(f"watermark: {error}")
         if mark is not None and mark.time > state.asked + watermark.MARGIN:
             problems.append(
-                "watermark: its time is in the future: a server's clock was wrong; a running capture corrects it"
+                "watermark: its time is in the future: a server's clock was wrong; a running capture will correct it"
             )
         path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
         return CaptureStatus(
@@ -157,7 +157,7 @@ class Observed:
 
 
 def _span(seconds: float) -> str:
-    """A span of time in its two largest units."""
+    """Return a time span in its two largest units."""
     if seconds < 60:
         return f"{max(seconds, 0):.1f} s"
     rest, parts = int(seconds), []

@@ -1,4 +1,4 @@
-"""The `status` command: once or again and again, for people or as JSON."""
+"""The `status` command: once or repeatedly, as text or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = 2.0
 
 
 def run(config: Config, *, watch: bool, as_json: bool) -> int:
-    """Print how the capture stands; the exit code, 1 when something could not be read. Raises SourceError."""
+    """Print the status; return 1 when something could not be read, else 0. Raises SourceError."""
     try:
         return asyncio.run(_watch(config, as_json=as_json) if watch else _once(config, as_json=as_json))
     except KeyboardInterrupt:
@@ -33,7 +33,7 @@ async def _once(config: Config, *, as_json: bool) -> int:
 
 
 async def _watch(config: Config, *, as_json: bool) -> int:
-    """Until interrupted. A server that is away is waited for."""
+    """Repeat until interrupted, also while the server is unreachable."""
     console = Console(soft_wrap=True)
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else None
     async with Observed(config) as observed:

@@ -1,6 +1,6 @@
-"""Where objects are kept. An object appears whole or not at all, and is durable once `put` has returned.
+"""Object stores. An object appears whole or not at all, and is durable once `put` has returned.
 
-Everything else is left to the caller: retries, parallelism, and holding the data meanwhile.
+The caller does the rest: retries, parallelism, and holding the data meanwhile.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LOCAL_PERMANENT = {
 }
 _MOST_KNOWN = 100_000
 _ABANDONED = 3600.0
-"""Age in seconds at which a temporary file of a local store is taken for a dead process's."""
+"""Age in seconds after which a temporary file counts as left behind by a dead process."""
 
 
 class Store(Protocol):
-    """Keeps objects.
+    """Stores objects.
 
     Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises
     `StoreError`, no part of it is visible. Putting an object again is not an error. It is called from several threads.
@@ -49,13 +49,13 @@ class Store(Protocol):
         ...
 
     def probe(self) -> None:
-        """Show that objects can be stored, by storing and removing a small one. Raises as `put` does."""
+        """Check that objects can be stored, by storing and removing a small one. Raises as `put` does."""
         ...
 
 
 @runtime_checkable
 class NoteStore(Protocol):
-    """What a store may do besides: keep small files that are written again and again, as the watermark is.
+    """A store that also keeps small files that are rewritten, such as the watermark.
 
     `read_note` gives None where there is no such file. Both raise `StoreError`.
     """
@@ -65,7 +65,7 @@ class NoteStore(Protocol):
         ...
 
     def write_note(self, path: str, data: bytes) -> None:
-        """Replace the file at `path`, at once and whole."""
+        """Replace the file at `path` atomically."""
         ...
 
 
@@ -80,16 +80,16 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class SharedNoteStore(NoteStore, Protocol):
-    """Obligation: what another process writes while a note is changed is not lost; the change is made to it again."""
+    """Obligation: a concurrent write by another process is not lost; the change is reapplied to it."""
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace the file at `path` by what `change` returns for its content (None: there is none), unless that is
-        None. `change` may be called several times, the last one counts. Raises `StoreError`."""
+        """Replace the file at `path` by the result of `change` for its content (None without a file), unless that is
+        None. `change` may be called several times; the last call counts. Raises `StoreError`."""
         ...
 
 
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
-    """Change a note as `SharedNoteStore` says, or, in a store without that, without regard to other writers."""
+    """Change a note as in `SharedNoteStore`, or, in other stores, regardless of concurrent writers."""
     if isinstance(store, SharedNoteStore):
         store.change_note(path, change)
     elif (data := change(store.read_note(path))) is not None:
@@ -107,8 +107,8 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
 class LocalStore:
     """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced.
 
-    A directory that is not the one of the first use any more, as after an unmount, is a `StoreError` (see
-    `store.root`). With `{key}` in `root` that is the directory above the first part with `{key}` in it.
+    A directory that is no longer the one of the first use, for example after an unmount, is a `StoreError` (see
+    `store.root`). With `{key}` in `root` this applies to the directory above the first part with `{key}`.
     """
 
     def __init__(self, root: str) -> None:
@@ -131,7 +131,7 @@ class LocalStore:
         return path
 
     def probe(self) -> None:
-        """Store and remove a small object; with a root for every key there is no one place to try."""
+        """Store and remove a small object; does nothing with a root per key."""
         if "{key}" in self.root:
             with _explained(self._archive.path), self._archive.opened():
                 return
@@ -188,7 +188,7 @@ class LocalStore:
                 raise
 
     def _prepare(self, directory: str, root: int) -> None:
-        """Have the directory, and sweep it, once."""
+        """Create the directory if needed and sweep it, once."""
         if directory not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
@@ -208,7 +208,7 @@ def _explained(directory: str) -> Iterator[None]:
 
 
 def _sweep(directory: str, root: int) -> None:
-    """Remove what a killed process left unfinished in `directory`."""
+    """Remove unfinished files of killed processes from `directory`."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
         for name in os.listdir(handle):  # noqa: PTH208  a descriptor, not a path

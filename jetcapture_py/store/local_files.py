@@ -9,11 +9,11 @@ import stat
 import pyarrow as pa
 
 _FILE_MODE, _DIRECTORY_MODE = 0o664, 0o775
-"""Less what the umask takes: writable for everybody they never are."""
+"""Reduced by the umask; never writable for everyone."""
 
 
 def write_durably(path: str, data: bytes | pa.Buffer, root: int | None = None) -> None:
-    """Create a new file with `data`; it is on the disk when this returns."""
+    """Create a new file with `data`, durable on return."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE, dir_fd=root)
     try:
         rest = memoryview(data).cast("B")
@@ -43,7 +43,7 @@ def make_directory(directory: str, root: int | None = None, *, parents: bool = T
 
 
 def sync_directory(directory: str, root: int | None = None) -> None:
-    """Have the names in `directory` on the disk when this returns."""
+    """Sync the names in `directory` to disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""Reads the objects of an archive through fsspec: lists them, and gives any part of one.
+"""Read an archive through fsspec: list its objects, and read any part of one.
 
-Where `store.url` has `{key}` in it, every key has a root of its own: those that are there are found by listing.
+With `{key}` in `store.url`, every key has its own root; roots are found by listing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class File:
 
 
 class ObjectStorage:
-    """The archive at `url`; `options` go to fsspec, as those of the store. May be used from several threads."""
+    """The archive at `url`; `options` go to fsspec, as for the store. Thread-safe."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError when a package for it is missing, or the options are not its own."""
@@ -64,15 +64,15 @@ class ObjectStorage:
 
     @property
     def divided(self) -> bool:
-        """Whether every key has a root of its own."""
+        """Whether every key has its own root."""
         return _KEY in self._template
 
     def _do(self, work: Callable[[Any], Any]) -> Any:
-        """What `work` gives for the file system; with new credentials, where the store has learned of some."""
+        """Return the result of `work` on the file system, with refreshed credentials if there are any."""
         return work(self._fs) if self._store is None else self._store.attempt(work)
 
     def files(self, stream: str) -> Iterator[File]:
-        """Every file of the stream and of its quarantine, in no order. Raises StoreError."""
+        """Return every file of the stream and of its quarantine, unordered. Raises StoreError."""
         self._do(_fresh)
         places = [
             (root, f"{root}/{part}") for root in self._roots() for part in (stream, f"{layout.QUARANTINE}/{stream}")
@@ -90,7 +90,7 @@ class ObjectStorage:
         return File(path=path[len(self._base) + 1 :], place=path, size=size, name=name)
 
     def _find(self, directory: str) -> Iterator[tuple[str, int]]:
-        """The files below a directory and their sizes. Not with fsspec's own way down: it hides what it cannot list."""
+        """Return the files below a directory with their sizes. Not by fsspec's walk, which hides listing errors."""
         if self._flat:
             found = self._listed("find", directory)
             yield from ((path, info["size"] or 0) for path, info in found.items() if info.get("type") != "directory")
@@ -138,7 +138,7 @@ class ObjectStorage:
             return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
 
     def open(self, file: File) -> pa.PythonFile:
-        """The file for Arrow, which reads no more of it than it needs."""
+        """Open the file for Arrow, which reads only what it needs."""
         return pa.PythonFile(_Parts(self, file), mode="r")
 
     def note(self, path: str) -> bytes | None:
@@ -162,13 +162,13 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def _fresh(fs: Any) -> Any:
-    """The file system, without what it remembers of listings."""
+    """Return the file system with an empty listing cache."""
     fs.invalidate_cache()
     return fs
 
 
 class _Parts(io.RawIOBase):
-    """A file of which each read is one request, and nothing is read ahead."""
+    """A file where each read is one request, without read-ahead."""
 
     def __init__(self, storage: ObjectStorage, file: File) -> None:
         self._storage, self._file = storage, file

@@ -1,6 +1,6 @@
-"""Object storage through fsspec. An object appears whole or not at all, once; a store that is silent is given up.
+"""Object storage through fsspec. An object appears whole or not at all; requests to a silent store time out.
 
-Credentials that the store refuses are read again, from wherever they came, so that they may be exchanged at any time.
+Refused credentials are read again from their source, so they can be rotated at any time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SINGLE_PUT = 3 << 30
 """s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
 CONNECT_TIMEOUT, READ_TIMEOUT = 5, 30
 ATTEMPTS, SLOWEST = 2, 128 << 10
-"""A request is given up after so many times both timeouts, and a second for every so many bytes: the libraries' own
-timeouts end neither a wait for leave to send an object to S3 nor one for a server that stopped to read."""
+"""A request times out after `ATTEMPTS` times both timeouts, plus a second per `SLOWEST` bytes: the libraries' own
+timeouts do not cover waiting for S3's permission to send an object, or for a server that stopped reading."""
 RENEW = 5.0
-"""Seconds from one look for new credentials to the next."""
+"""Seconds between reads of the credentials."""
 _CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -49,9 +49,9 @@ _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
 """Codes for a conditional write of what another writer has changed."""
 CHANGES = 10
-"""Attempts to change a note that other writers change at the same time."""
+"""Attempts to change a note that other writers are changing."""
 _NOTES = threading.Lock()
-"""For stores without conditional writes: the writers of one process take turns at least."""
+"""Serializes the writers of this process, for stores without conditional writes."""
 _NOT_IMPLEMENTED = {"NotImplemented", "501"}
 
 
@@ -88,13 +88,13 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
     try:
         return FsspecStore(scheme, root, options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"store.options: {scheme}:// cannot be used with them; {one_line(error)}") from error
+        raise ConfigError(f"store.options: {scheme}:// does not accept them; {one_line(error)}") from error
 
 
 class FsspecStore:
     """Any fsspec file system whose writes are atomic: S3, Azure, Google, memory. Objects go up whole, in one call.
 
-    An object that is there already is left as it is, where the store can be told so: its name says what is in it.
+    An existing object is left unchanged where the store supports it: its name determines its content.
     """
 
     def __init__(self, scheme: str, root: str, options: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class FsspecStore:
         self._resolved = with_secrets(options)
         self._opened = time.monotonic()
         self._opening = threading.Lock()
-        self._once = True  # until the store says that it does not know how
+        self._once = True  # until the store turns out not to support it
         # aiohttp fears for the event loop; this one is fsspec's own, in a thread where nothing else waits
         warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
         self.fs = self._open(self._resolved)
@@ -116,7 +116,7 @@ class FsspecStore:
         return f"{self.scheme}://{path}"
 
     def probe(self) -> None:
-        """Store a small object, and remove it where that is allowed; not with a root for every key."""
+        """Store a small object, and remove it where allowed; does nothing with a root per key."""
         if "{key}" in self.root:
             return
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
@@ -166,7 +166,7 @@ class FsspecStore:
                 data = change(there)
                 if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
                     return
-        raise StoreError(f"cannot write {path}: others changed it {CHANGES} times in a row")
+        raise StoreError(f"cannot write {path}: it was changed concurrently {CHANGES} times in a row")
 
     def _tag(self, path: str) -> str | None:
         """The file's entity tag, which every write changes; None without one."""
@@ -216,7 +216,9 @@ class FsspecStore:
                 if not self._found(path):
                     if not _is_there(error):
                         raise
-                    return self._write(path, data)  # refused for what nobody can read, such as parts of an upload
+                    return self._write(
+                        path, data
+                    )  # refused because of something unreadable, such as parts of an upload
         except Exception as error:
             if once and _codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
@@ -239,11 +241,11 @@ class FsspecStore:
             options["chunksize"] = SINGLE_PUT
         elif EXTRAS.get(self.scheme) == "azure":
             options["retry_total"] = 0  # the caller tries again, and says why
-            options["max_concurrency"] = 1  # of several at once, one would go on after another has failed
+            options["max_concurrency"] = 1  # in parallel, one would continue after another failed
         return options
 
     def attempt(self, work: Callable[[Any], Any]) -> Any:
-        """What `work` gives for the file system; once more with new credentials when the store refuses the old ones."""
+        """Return the result of `work` on the file system; retry once with new credentials after a refusal."""
         fs = self.fs
         try:
             return work(fs)
@@ -315,7 +317,7 @@ def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExce
 
 
 def _codes(error: BaseException) -> set[str]:
-    """What S3 and Azure call it."""
+    """Return the error code of S3 or Azure."""
     found = set()
     for each in _causes(error, handled=True):
         code = getattr(each, "error_code", None)
@@ -351,7 +353,7 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _is_permanent(error: BaseException) -> bool:
-    """Whether only a person can change it: credentials, permissions, a missing bucket or container."""
+    """Whether an operator must fix it: credentials, permissions, a missing bucket or container."""
     return _is_denied(error) or any(
         isinstance(each, FileNotFoundError)
         or type(each).__name__ in _PERMANENT

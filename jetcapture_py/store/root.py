@@ -1,9 +1,9 @@
 """The directory of a local archive, recognized by a marker file in it.
 
-Where a volume was unmounted, its mount point is left: an empty directory of another file system, or none at all.
-Messages stored there would be acknowledged and lost from sight. So the root is created only before the first use;
-afterwards a directory without the same marker is an error, and everything is written relative to a descriptor of the
-directory in which the marker was seen: no mount, unmount or rename can come between the check and the write.
+An unmounted volume leaves its mount point: an empty directory on another file system, or none. Messages stored there
+would be acknowledged and lost from sight. So the root is created only before the first use. Afterwards a directory
+without the same marker is an error, and writes are relative to a descriptor of the directory where the marker was
+seen: no mount, unmount or rename can happen between the check and the write.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jetcapture_py.errors import StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
 
 LOCK_TIMEOUT = 5.0
-"""Seconds to wait for a lock: a process that is stopped may keep it."""
+"""Seconds to wait for a lock, which a stopped process may keep."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_OURS = {"lost+found", "_probe"}
-"""What an empty archive may have besides hidden files."""
+"""Names that an empty archive may contain besides hidden files."""
 
 
 class ArchiveRoot:
@@ -71,7 +71,7 @@ class ArchiveRoot:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep out all others, of whatever process, that lock the archive, where its file system has locks.
+        """Lock the archive against other threads and processes, where its file system supports locks.
 
         Raises OSError when it stays locked.
         """
@@ -89,7 +89,7 @@ class ArchiveRoot:
     def _check(self, handle: int) -> None:
         if not self._id:
             if _identity(os.fstat(handle)) != self._seen:
-                raise self._lost("it is another directory")
+                raise self._lost("it is a different directory")
             return
         try:
             found = os.stat(MARKER, dir_fd=handle)
@@ -98,11 +98,11 @@ class ArchiveRoot:
         seen = (*_identity(found), found.st_ctime_ns)
         if seen != self._seen:  # mounted again, restored, or another archive
             if _read_marker(handle, self.path) != self._id:
-                raise OSError(errno.ENXIO, f"{self.path} is another archive than before; restart to use it")
+                raise OSError(errno.ENXIO, f"{self.path} is a different archive than before; restart to use it")
             self._seen = seen
 
     def _lost(self, reason: str) -> OSError:
-        text = f"{self.path} is not the archive that was there before: {reason}; is it mounted?"
+        text = f"{self.path} is not the archive that was here before: {reason}; is it mounted?"
         return OSError(errno.ENXIO, text)
 
     def _first_use(self) -> None:
@@ -186,5 +186,5 @@ def _read_marker(handle: int, root: str) -> str | None:
     except (ValueError, TypeError, KeyError):
         found = None
     if not isinstance(found, str) or not found:
-        raise StoreError(f"{root}/{MARKER} is damaged; remove it if {root} is the archive, and start again")
+        raise StoreError(f"{root}/{MARKER} is damaged; remove it if {root} is the archive, and restart")
     return found

@@ -1,4 +1,4 @@
-"""What was received, as columns. After reception a message is a row here, never a Python object of its own."""
+"""Received messages as columns: a message is a row here, never a separate Python object."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MessageBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A message that gives no row: `index` is its row in the batch, `error` one line that says why.
+    """A message that yields no row: `index` is its row in the batch, `error` the reason in one line.
 
-    `stage` says where it failed: a decoder says "decode", or a short word of its own. Before they are stored, both are
-    made short printable lines without credentials, whatever a decoder put there.
+    `stage` says where it failed: "decode", or a short word chosen by the decoder. Both are made short printable lines
+    without credentials before they are stored.
     """
 
     index: int
@@ -42,15 +42,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What a decoder made of a batch.
+    """The result of decoding a batch.
 
     `fields` has the decoded columns and no more rows than needed; row `i` comes from message `messages[i]`
     (int32, ascending; repeated where one message gives several rows). `messages` None means that row `i` is message
-    `i` for the whole batch. `failures` names the messages that gave no row, each once. Every message of the batch is
-    in `messages` or in `failures`: the capture counts, and quarantines the batch's strays rather than lose them.
+    `i` for the whole batch. `failures` has the messages without a row, each once. Every message of the batch is in
+    `messages` or in `failures`; the capture checks this, and quarantines missing ones rather than lose them.
 
-    A decoder may leave columns without a value out of `fields` and name all that it knows of in `columns`: objects
-    get them, as nulls, while that is cheap.
+    A decoder may omit columns without a value from `fields` and list all known ones in `columns`: objects get them as
+    nulls while that is cheap.
     """
 
     fields: pa.RecordBatch
@@ -60,21 +60,20 @@ class Decoded:
 
 
 class BatchTooWideError(Exception):
-    """Raised by a decoder whose columns for a batch would be too large: hand it over in smaller parts."""
+    """The columns for this batch would be too large: the caller passes it in smaller parts."""
 
 
 class Decoder(Protocol):
     """Turns payloads into columns.
 
-    Obligations: a message is decoded from its own row alone, whatever its neighbours hold; a message that cannot be
-    decoded is a `Failure` and not an exception; column names are unique (case does not count), and already passed
-    through `layout.field_name`. A column that a key template names has the same type and value for a message whatever
-    came before it or beside it, or copies of the message lie under several keys. Called from a worker thread, one
-    call at a time.
+    Obligations: a message is decoded from its own row alone, independent of its neighbors; a message that cannot be
+    decoded is a `Failure`, not an exception; column names are unique (case-insensitive) and already passed through
+    `layout.field_name`. A column used in a key template has the same type and value for a message regardless of other
+    messages, or copies of the message end up under several keys. Called from a worker thread, one call at a time.
 
-    When it raises anything, `SystemExit` included, or gives what is not a `Decoded` of the batch, it is called again
-    for each message alone, and those that it fails for go to the quarantine. A batch of several messages may be refused
-    with `BatchTooWideError`; its messages come again, fewer at a time.
+    If it raises anything, including `SystemExit`, or does not return a `Decoded` of the batch, it is called again for
+    each message alone, and failing messages go to the quarantine. It may refuse a batch of several messages
+    with `BatchTooWideError`; its messages are passed again in smaller batches.
     """
 
     def decode(self, batch: MessageBatch) -> Decoded:

@@ -1,4 +1,4 @@
-"""From received frames to a `MessageBatch`, without a Python object per message where it can be helped."""
+"""Turn received frames into a `MessageBatch`, avoiding Python objects per message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Assembled:
     """A batch, and the messages in it whose envelope cannot be represented.
 
     `raw_headers` holds, by row, the header block of a message whose headers are not valid; `strays` counts frames
-    that did not come from the consumer (somebody published to our inbox) and are not in the batch.
+    that did not come from the consumer (something else published to our inbox) and are not in the batch.
     """
 
     batch: MessageBatch
@@ -32,7 +32,7 @@ class Assembled:
 
 
 def assemble(stream: str, consumer: str, received: Received, *, headers: bool = True) -> Assembled:
-    """Make columns of `received`. Never raises for the content of a message. The headers are null if not wanted."""
+    """Turn `received` into columns. Never raises for the content of a message. Headers are null if not wanted."""
     subjects, replies, blocks, payloads = received.columns()
     (delivered, seq, nanoseconds), keep = ack_numbers(replies, stream, consumer)
     if keep is not None:
@@ -106,7 +106,7 @@ def parse_headers(block: bytes) -> dict[str, list[str]]:
     Raises ValueError, one line, for a block that is not one or whose text is not UTF-8.
     """
     if not block.startswith(_VERSION) or not block.endswith(b"\r\n"):
-        raise ValueError("the header block does not start with NATS/1.0 or does not end with a line end")
+        raise ValueError("the header block does not start with NATS/1.0 or does not end with a line break")
     headers: dict[str, list[str]] = {}
     try:
         lines = block[len(_VERSION) : -2].decode().split("\r\n")

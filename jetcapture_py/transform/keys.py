@@ -1,4 +1,4 @@
-"""Which block a message belongs to: its key, from a template, and its bucket, from its timestamp. Vectorised."""
+"""Compute a message's key from a template and its bucket from its timestamp, vectorized."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class KeyFunction(Protocol):
-    """Gives each message its key.
+    """Computes the key of each message.
 
-    Obligations: a function of the message alone, always the same for the same message, because deduplication relies
-    on it; null or "" means no key. Columns that were inferred have types and names that depend on the messages
-    before, so a key must not be made of them: read the payload. Called from a worker thread with a batch and its
-    decoded fields, row by row alike; gives a string array of the same length. When it raises or gives anything else,
-    it is called again for each message alone, and those that it fails for go to the quarantine.
+    Obligations: depends on the message alone and is always the same for the same message, because deduplication relies
+    on it; null or "" means no key. Types and names of inferred columns depend on earlier messages, so do not use them
+    for a key: read the payload. Called from a worker thread with a batch and its decoded fields, aligned by row;
+    returns a string array of the same length. If it raises or returns anything else, it is called again for each
+    message alone, and failing messages go to the quarantine.
     """
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
-        """The key of every row."""
+        """Return the key of every row."""
         ...
 
 
@@ -60,12 +60,12 @@ class TemplateKey:
         names = [str(part.value) for part in self.parts if part.kind == "field"]
         self._texts: Callable[[MessageBatch], Mapping[str, pa.StringArray]] | None = None
         if from_json and names:
-            from jetcapture_py.transform.decode.json_text import JsonTexts  # what reads no JSON starts without it
+            from jetcapture_py.transform.decode.json_text import JsonTexts  # imported only where JSON is read
 
             self._texts = JsonTexts(names)
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
-        """The key of every row."""
+        """Return the key of every row."""
         texts = None if self._texts is None else self._texts(batch)
         columns = [_column(part, batch, fields, texts) for part in self.parts]
         if not columns:
@@ -85,7 +85,7 @@ def _column(
     if part.kind == "subject":
         return batch.column(layout.SUBJECT)
     if part.kind == "token":
-        subjects = batch.column(layout.SUBJECT).dictionary_encode()  # most often, there are few different ones
+        subjects = batch.column(layout.SUBJECT).dictionary_encode()  # usually few distinct values
         return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
         return _header(batch.column(layout.HEADERS), str(part.value))

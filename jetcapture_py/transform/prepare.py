@@ -1,7 +1,7 @@
-"""From received frames to routed rows: assemble, decode, route. CPU-bound, no I/O: it runs in a worker thread.
+"""Turn received frames into routed rows: assemble, decode, route. CPU-bound, no I/O; runs in a worker thread.
 
-One message's fault is its own: what cannot be read, decoded or routed becomes a row of the quarantine, with the
-reason and the raw bytes, and its neighbours never notice.
+Bad messages fail alone: a message that cannot be read, decoded or routed becomes a row of the quarantine, with the
+reason and the raw bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Preparer:
     keep_payload: bool
 
     def __call__(self, received: Received) -> Prepared:
-        """Decode and route everything in `received`; BatchTooWideError when it has to come in smaller parts."""
+        """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
         assembled = assemble(self.stream, self.consumer, received)
         batch = assembled.batch
         failures = {failure.index: failure for failure in assembled.failures}
@@ -72,7 +72,7 @@ class Preparer:
         sources = sources if good is None else good.to_numpy()[sources]
         keys, keyed = self._keys(rows, fields)
         if (first := _first_rows(messages)) is not None:
-            keys = keys.take(pa.array(first))  # a message lies in one block: storing that block acknowledges it
+            keys = keys.take(pa.array(first))  # all rows of a message go to one block, which acknowledges it
         if keyed is not None:
             for index, error in keyed.items():
                 failures[int(sources[index])] = Failure(index=int(sources[index]), stage="key", error=error)
@@ -97,7 +97,7 @@ class Preparer:
         )
 
     def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
-        """Envelope and decoded fields in one batch."""
+        """Return envelope and decoded fields as one batch."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
@@ -108,15 +108,15 @@ class Preparer:
         return pa.RecordBatch.from_pydict(columns)
 
     def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str] | None]:
-        """The key of every row, and by row why it cannot be one."""
+        """Return the key of every row, and by row why it is invalid."""
         if not len(rows):
             return pa.nulls(0, pa.string()), None
         try:
             keys = self.key(rows, fields)
             if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
-                raise TypeError("the key function did not give a string array with one key a row")
+                raise TypeError("the key function did not return a string array with one key per row")
             keys.validate(full=True)  # a key that is not UTF-8 cannot name a directory
-        except BaseException as error:  # also sys.exit: it is the message's fault, and must not end the process
+        except BaseException as error:  # also sys.exit, which must not end the process
             if len(rows) == 1:
                 return pa.nulls(1, pa.string()), {0: one_line(error)}
             wrong: dict[int, str] = {}
@@ -134,7 +134,7 @@ class Preparer:
             size = len(layout.escape_key(keys[index].as_py()).encode())
             if size > layout.MAX_KEY_BYTES:
                 too_long[index] = (
-                    f"the key is {size} bytes long as a directory name; {layout.MAX_KEY_BYTES} are allowed"
+                    f"the key is {size} bytes long as a directory name; the limit is {layout.MAX_KEY_BYTES}"
                 )
         return keys, too_long or None
 
@@ -154,7 +154,7 @@ class Preparer:
 
 
 def _first_rows(messages: pa.Int32Array | None) -> Any:
-    """For every row the first one of its message; None when every message has one row."""
+    """Return for every row the first row of its message; None when every message has one row."""
     if messages is None:
         return None
     origin = messages.to_numpy()

@@ -155,9 +155,9 @@ class _Object:
         self._data = tail if len(tail) == file.size else None
         length = footer.length(tail)
         if not length or (len(tail) == file.size and tail[:4] != footer.MAGIC):
-            raise DamagedError("it does not begin and end as a Parquet file does")
+            raise DamagedError("it does not start and end like a Parquet file")
         if length > file.size - len(footer.MAGIC):
-            raise DamagedError("its footer is not whole")
+            raise DamagedError("its footer is truncated")
         self._start = file.size - length
         self._footer = tail[-length:] if length <= len(tail) else storage.read(file, self._start)
         self.signed = self._check_footer()
@@ -182,7 +182,7 @@ class _Object:
             return True
         prefix = layout.METADATA_PREFIX
         if any(f"{prefix}{entry}".encode() in self._footer for entry in _SINCE_CHECKSUMS):
-            raise DamagedError("the checksum of its footer is not that of its footer")
+            raise DamagedError("the checksum of its footer does not match")
         return False
 
     def compared(self) -> int:
@@ -222,7 +222,7 @@ class _Object:
         if last.has_dictionary_page:
             offset = min(offset, last.dictionary_page_offset or offset)
         if offset + last.total_compressed_size > self._start:
-            raise DamagedError("its parts do not lie where its footer says")
+            raise DamagedError("its parts are not where its footer says")
 
     def times(self) -> tuple[int | None, int]:
         """The earliest and the latest timestamp in microseconds; None and 0 where the footer does not say."""
@@ -254,7 +254,7 @@ class _Object:
                 for entry in (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
             )
             if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
-                raise DamagedError("its checksum is not that of its bytes")
+                raise DamagedError("its checksum does not match its bytes")
         self._read(None, lambda _: None)
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
@@ -276,7 +276,7 @@ class _Object:
         self._read([layout.SEQ, layout.TIMESTAMP], take)
         seq, time = np.concatenate(seqs), np.concatenate(times)
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
-            raise DamagedError("its sequences and timestamps are not what they should be")
+            raise DamagedError("its sequences and timestamps are invalid")
         first = np.ones(len(seq), np.bool_)
         first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
         return seq[first], time[first]
@@ -303,6 +303,6 @@ class _Object:
             )
         after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
         if not (after | (same & (times[1:] > times[:-1]))).all():
-            raise DamagedError("its messages are not in their order")
+            raise DamagedError("its messages are out of order")
         if layout.digest(seqs.tobytes(), times.tobytes()) != name.digest:
-            raise DamagedError("the digest in its name is not that of its messages")
+            raise DamagedError("the digest in its name does not match its messages")

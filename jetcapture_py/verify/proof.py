@@ -56,7 +56,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
             )
             known = await _known(session, config.source, mark)
         except SourceError as error:
-            notes.append(f"the stream: {error}; only what the archive holds by itself was looked at")
+            notes.append(f"the stream: {error}; only the archive itself was checked")
         scope = _Scope.of(known, mark)
         found = await _survey(storage, config.source.stream, scope, progress, deep=deep)
         missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
@@ -199,7 +199,7 @@ async def _ask(
     first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
     retention = known.state.retention
     if retention in _GONE_ONCE_ACKED:
-        notes.append(f"the stream: it drops what is acknowledged (retention {retention})")
+        notes.append(f"the stream: it deletes acknowledged messages (retention {retention})")
         return _Asked(first=scope.top + 1, whole=True)
     first = max(first, _begun(sequences, *known.unsure))
     if known.note:
@@ -217,7 +217,7 @@ async def _ask(
         notes.append(f"the stream: {error}")
         return _Asked(first=scope.top + 1, whole=False)
     if now.created != known.state.created:
-        notes.append("the stream: it was deleted and created again meanwhile")
+        notes.append("the stream: it was deleted and recreated meanwhile")
     return _Asked(first=now.first, whole=now.created == known.state.created)
 
 
@@ -293,22 +293,22 @@ def _unchecked(
         yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive begins with {first}"
     if scope.known is not None and (max_deliver := scope.known.consumer.config.get("max_deliver", -1)) > 0:
         yield (
-            f"whether the server gave up holes: with max_deliver {max_deliver} the consumer's ack "
+            f"whether the server gave up on messages: with max_deliver {max_deliver} the consumer's ack "
             "floor passes messages that nobody stored"
         )
     if scope.known is not None and mark is not None:
         if scope.known.aged is None:
-            yield "whether messages from before the watermark's time are missing: the stream could not be asked"
+            yield "whether messages older than the watermark are missing: the stream could not be read"
         now = filters_of(scope.known.consumer.config)
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
     if found.copies.unread:
-        yield f"{found.copies.unread:,} objects that may hold copies: they could not be read again"
+        yield f"{found.copies.unread:,} objects that may hold copies: they could not be reread"
     if found.older:
-        yield f"{found.older:,} messages of earlier lives of the stream: it does not have them any more"
+        yield f"{found.older:,} messages of earlier incarnations of the stream: it no longer has them"
     if found.restless:
-        yield "objects that were gone each time the archive was listed"
+        yield "objects that disappeared each time the archive was listed"
 
 
 def _all(filters: tuple[str, ...]) -> str:

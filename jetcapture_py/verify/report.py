@@ -93,7 +93,7 @@ class Report:
     def exit_code(self, *, strict: bool = False) -> int:
         """0 for a complete archive of which nothing is read twice, else 1.
 
-        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are faults, too.
+        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are faults as well.
         """
         wrong = self.watermark is not None and bool(self.watermark.problem)
         doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong
@@ -111,19 +111,19 @@ class Report:
 def _lines(report: Report) -> Iterator[str]:
     yield _verdict(report)
     checked = "every byte read" if report.deep else "every footer read"
-    quarantined = f", {report.quarantined:,} messages in quarantine" if report.quarantined else ""
+    quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
     yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
     if report.holes:
-        yield "holes: messages that the stream has and the archive has not"
+        yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
     if report.damaged:
-        yield "damaged: objects that do not count until they are as they were"
+        yield "damaged: objects that do not count until they are restored"
         yield from _some([f"{each.path}: {each.reason}" for each in report.damaged], report.damaged_objects)
     if report.foreign:
-        yield "foreign: files that are no objects of this archive"
+        yield "foreign: files that are not objects of this archive"
         yield from _some(list(report.foreign), report.foreign_files)
     if report.unsigned:
-        yield "without checksums: objects that something other than jetcapture has written"
+        yield "without checksums: objects not written by jetcapture"
         yield from _some(list(report.unsigned), report.unsigned_objects)
     if report.read_twice:
         yield (
@@ -133,14 +133,14 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _some([_copy(each) for each in report.copies], report.read_twice)
     if report.also_quarantined:
         are = "message is" if report.also_quarantined == 1 else "messages are"
-        yield f"quarantine: {report.also_quarantined:,} {are} in the archive too, and read from each of them once"
+        yield f"quarantine: {report.also_quarantined:,} {are} also in the archive, and read once from each"
     if report.duplicates:
         dropped = "readers drop those under one key and bucket" if report.read_twice else "readers drop them"
         yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
     if report.gaps:
         yield (
             f"gaps that cannot be proven: {_count(report.gap_sequences, 'sequence')} that the archive skips where the "
-            "stream has nothing any more; deleted messages and other subjects leave such gaps, too"
+            "stream no longer has messages; deleted messages and other subjects leave such gaps as well"
         )
         yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
     if report.watermark is not None:
@@ -163,11 +163,11 @@ def _verdict(report: Report) -> str:
     if faults:
         return f"NOT complete: {' and '.join(faults)}, of what is stored {place}"
     if not report.proven:
-        return f"NOT proven: {_count(report.stored, 'message')} {place} are stored, and could not be compared"
+        return f"NOT proven: {_count(report.stored, 'message')} {place} are stored, but could not be compared"
     if not report.complete:
         return f"NOT complete: the watermark promises messages that are not stored, beyond what is stored {place}"
     if not report.stored:
-        return f"complete: there is nothing to store {place}"
+        return f"complete: nothing to store {place}"
     every = f"every one of {_count(report.stored, 'message')} {place} is stored"
     return f"complete, but {_twice(report)}: {every}" if report.read_twice else f"complete: {every}"
 
@@ -188,7 +188,7 @@ def _holes(report: Report) -> Iterator[str]:
         line += f" in {len(some):,} holes" if len(some) > 1 else ""
         yield f"{line}, {_times(some[0].first_time, some[-1].last_time)}"
     if report.hole_ranges > len(holes):
-        yield f"and {report.hole_ranges - len(holes):,} more holes beyond"
+        yield f"and {_count(report.hole_ranges - len(holes), 'more hole')} beyond"
 
 
 def _copy(copy: Copy) -> str:
@@ -215,7 +215,7 @@ def _times(first: datetime | None, last: datetime | None) -> str:
 
 def time_text(moment: datetime | None) -> str:
     """The time as text, UTC."""
-    return format_time(moment) if moment else "time not known"
+    return format_time(moment) if moment else "unknown time"
 
 
 def _plain(value: object) -> str:

@@ -1,7 +1,7 @@
-"""Received messages as Arrow batches of exactly the columns that Spark was promised.
+"""Turn received messages into Arrow batches with exactly the columns declared to Spark.
 
-The envelope's columns are those of the archive. With format json every other column is decoded from the payload, by
-the decoder of the capture.
+Envelope columns are those of the archive. With format json all other columns are decoded from the payload by the
+capture's decoder.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _SCALARS: dict[st.DataType, str] = {
     st.TimestampType(): "timestamp",
 }
 
-_NOTHING_TO_DECODE = "format json: there is no column to decode: name them in option columns, or in the schema"
+_NOTHING_TO_DECODE = "format json: no column to decode: declare them in option columns, or in the schema"
 
 
 def schema_text(options: ReadOptions) -> str:
-    """The columns of a read that was not given any, as DDL: the envelope, and then `columns`. Raises ConfigError."""
+    """Return the columns of a read without a schema, as DDL: the envelope, then `columns`. Raises ConfigError."""
     if options.format == "json" and not options.columns:
         raise ConfigError(_NOTHING_TO_DECODE)
     names = [name for name in layout.ENVELOPE if name != layout.HEADERS or options.include_headers]
@@ -67,7 +67,7 @@ class _Declared:
 
 
 class MessageColumns:
-    """Makes the columns of `schema`; ConfigError when one of them cannot be."""
+    """Builds the columns of `schema`. Raises ConfigError when one is impossible."""
 
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         self._options = options
@@ -75,12 +75,12 @@ class MessageColumns:
         types: dict[str, str] = {}
         for field in schema:
             if field.name in types:
-                raise ConfigError(f"column {field.name} is there twice")
+                raise ConfigError(f"duplicate column {field.name}")
             if not field.nullable:
-                raise ConfigError(f"column {field.name}: what others publish cannot be promised to be NOT NULL")
+                raise ConfigError(f"column {field.name}: published data cannot be declared NOT NULL")
             types[field.name] = _type(field.name, field.dataType)
         self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
-        # whatever case the session goes by: no field of JSON becomes a column of such a name
+        # regardless of the session's case sensitivity: no JSON field becomes a column of such a name
         self._envelope = {name: name.lower() for name in types if name.lower() in layout.ENVELOPE}
         for name, column in self._envelope.items():
             expected = pa.string() if column == layout.STREAM else ENVELOPE.field(column).type
@@ -99,10 +99,10 @@ class MessageColumns:
         wanted = set(self._envelope.values())
         self._headers = layout.HEADERS in wanted
         self.bare = not fields and wanted.isdisjoint((layout.HEADERS, layout.PAYLOAD))
-        """Whether the messages' subjects and positions are all that is asked for."""
+        """Whether only subjects and positions are needed."""
 
     def batches(self, chunks: Iterable[tuple[str, Received]], part: StreamPartition) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of the messages of `part`, each once; a chunk is what was received from one consumer."""
+        """Yield Arrow batches of the messages of `part`, each once; a chunk was received from one consumer."""
         at = part.first
         for consumer, received in chunks:
             assembled = assemble(self._options.stream, consumer, received, headers=self._headers)
@@ -151,7 +151,7 @@ class MessageColumns:
 def _arrow_type(name: str, text: str) -> pa.DataType:
     try:
         return parse_type(text)
-    except ValueError as error:  # a struct whose fields have names that the decoder's words have no room for
+    except ValueError as error:  # a struct with field names that the decoder's type syntax cannot express
         raise ConfigError(f"column {name}: {error}") from None
 
 
@@ -165,7 +165,7 @@ def _places(messages: pa.Int32Array, length: int) -> pa.Int32Array:
 
 
 def _declared(fields: Mapping[str, str]) -> dict[str, _Declared]:
-    """The decoder's columns. One named as the archive names it, `date_`, holds the field `date`."""
+    """Return the decoder's columns. A name escaped by the archive, such as `date_`, is the field `date`."""
     found = {}
     for name, text in fields.items():
         plain = name.removesuffix("_")
@@ -174,8 +174,8 @@ def _declared(fields: Mapping[str, str]) -> dict[str, _Declared]:
 
 
 def _type(name: str, kind: st.DataType) -> str:
-    """The column's type in the words of `decode.types`."""
-    inner = "what others publish cannot be promised to be NOT NULL"
+    """Return the column's type in the syntax of declared columns."""
+    inner = "published data cannot be declared NOT NULL"
     if isinstance(kind, st.StructType):
         if not all(field.nullable for field in kind):
             raise ConfigError(f"column {name}: {inner}")

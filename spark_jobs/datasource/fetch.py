@@ -20,14 +20,14 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
 LOOK = 0.05
-"""Least seconds between two looks at where the stream begins; with `subjects`, gaps are everywhere."""
+"""Minimum seconds between requests for the stream's first sequence; with `subjects`, gaps are frequent."""
 
 
 class Fetch(RangeReader):
     """Iterates over the messages of `part`, a chunk of one consumer's at a time, with the consumer's name.
 
-    `bare` leaves payloads and headers out. Raises SourceError when messages are gone that must not be, or when nothing
-    comes for `options.timeout` seconds although something should.
+    `bare` omits payloads and headers. Raises SourceError when required messages are gone, or when expected messages do
+    not arrive for `options.timeout` seconds.
     """
 
     def __init__(self, session: Session, options: ReadOptions, part: StreamPartition, *, bare: bool) -> None:
@@ -82,7 +82,7 @@ class Fetch(RangeReader):
         return StreamState.of(await self._api.request(f"STREAM.INFO.{self._options.stream}"))
 
     def _check_state(self, state: StreamState, read_to: int | None) -> None:
-        """Raise SourceError if the stream is another one, or messages of the range behind `read_to` are gone."""
+        """Raise SourceError if the stream was recreated, or messages of the range behind `read_to` are gone."""
         if not self._watched:
             return
         part, stream = self._part, self._options.stream
@@ -112,7 +112,7 @@ class Fetch(RangeReader):
     async def _look_into_gap(self) -> None:
         """Raise SourceError if messages were lost in the gap."""
         if self._gap is not None:
-            read_to, self._gap = self._gap, None  # at once: there may be another one before the answer
+            read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
             self._check_state(await self._session.state(self._options.stream), read_to)
             self._looked = asyncio.get_running_loop().time()
 

@@ -1,7 +1,7 @@
-"""Where a read begins and ends, as stream sequences, and how a range of them is divided among tasks.
+"""Find the stream sequences where a read starts and ends, and divide a range among tasks.
 
-An offset is what is read next: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything before
-sequence 101 was read. The time of creation is part of it because a recreated stream starts its sequences again.
+An offset is the next position to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything
+before sequence 101 was read. It includes the creation time because a recreated stream starts its sequences again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOKING = 0.1
 """Seconds after which a limited batch is no longer extended over further gaps."""
 
 WORTH_A_TASK = 20_000
-"""Sequences for which a further task pays off, unless the user says how many tasks there are to be."""
+"""Sequences per task, unless the user sets the number of tasks."""
 
 LAST_PER_SUBJECT = "last_per_subject"
 
@@ -63,7 +63,7 @@ async def find_next(session: ReadSession, options: ReadOptions, seq: int) -> int
 
 
 class Positions:
-    """Finds sequences in the stream of `options`. Raises SourceError when the server refuses or is away too long."""
+    """Finds sequences in the stream of `options`. Raises SourceError when the server refuses or does not answer."""
 
     def __init__(self, session: Session, options: ReadOptions) -> None:
         self._session = session
@@ -71,7 +71,7 @@ class Positions:
         self._stream = options.stream
 
     def state(self) -> StreamState:
-        """The stream now."""
+        """Return the current state of the stream."""
         return self._session.run(self._session.reads.state(self._stream))
 
     def first(self, state: StreamState) -> int:
@@ -110,8 +110,8 @@ class Positions:
     def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
         """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
 
-        Gaps are found by asking for the next message after one sequence, then after two more, four more and so on
-        until there is a gap. The time for that is bounded, and what is left of `most` is then one run of sequences.
+        Gaps are found by requesting the next message after one sequence, then after two more, four more and so on until
+        there is a gap. The time for that is limited; the rest of `most` is then one run of sequences.
         """
         if end - first <= most or not (state.gaps or self._options.subjects):
             return min(end, first + most)
@@ -131,16 +131,16 @@ class Positions:
 
 
 _EVERY_SUBJECT = ("*", "*.>")
-"""All subjects, in words for which the server finds the last message: for `>` it looks at the last sequence only, whose
-message may have been deleted."""
+"""All subjects, as patterns for which the server finds the last message: for `>` it checks only the last sequence,
+whose message may have been deleted."""
 
 
 def check_created(stream: str, expected: str, actual: str) -> None:
     """Raise SourceError when the stream is not the one that was read so far."""
     if actual != expected:
         raise SourceError(
-            f"stream {stream} was deleted and created again ({expected}, now {actual}): what was not read is gone; "
-            "failOnDataLoss=false goes on with the new one"
+            f"stream {stream} was deleted and created again ({expected}, now {actual}): unread messages are "
+            "gone; failOnDataLoss=false continues with the new one"
         )
 
 
@@ -149,17 +149,17 @@ def check_there(stream: str, first: int, state: StreamState) -> None:
     if first < state.first:
         raise SourceError(
             f"messages {first} to {state.first - 1} of stream {stream} are gone: it begins with {state.first}; "
-            "failOnDataLoss=false goes on from there"
+            "failOnDataLoss=false continues there"
         )
     if first > state.last + 1:
         raise SourceError(
             f"stream {stream} ends with message {state.last}, before {first}: the server has lost messages, or the "
-            "position is wrong; failOnDataLoss=false goes on from the end"
+            "position is wrong; failOnDataLoss=false continues at the end"
         )
 
 
 def split(first: int, end: int, created: str, parts: int | None) -> list[StreamPartition]:
-    """The range in parts of the same size: `parts` of them, or as many as this machine has cores and are worth it."""
+    """Divide the range into equal parts: `parts` of them, or up to one per core while each is large enough."""
     size = end - first
     if size <= 0:
         return []

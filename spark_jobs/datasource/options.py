@@ -1,6 +1,6 @@
-"""The options of the `nats` data source, checked whole: what is wrong or unknown is one clear line each.
+"""The options of the `nats` data source, with one clear line per wrong or unknown option.
 
-Case and underscores in an option's name do not count, because Spark itself forgets the case.
+Option names ignore case and underscores, because Spark does not preserve the case.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs.publishing import login
 
 _SPARKS_OWN = ("checkpointlocation",)
-"""What Spark itself adds to the options of a sink."""
+"""Options that Spark adds to those of a sink."""
 
 
 def _position(*words: str) -> BeforeValidator:
@@ -46,7 +46,7 @@ def _upper(value: object) -> object:
 
 
 class _Options(Section):
-    """What reading and writing have in common."""
+    """Options of both reading and writing."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -54,7 +54,7 @@ class _Options(Section):
 
 
 class WriteOptions(_Options):
-    """Where rows go; `window` is how many messages are under way at once, for each task."""
+    """Where rows go; `window` limits the unacknowledged messages of each task."""
 
     subject: str | None = None
     window: types.Count = WINDOW
@@ -88,7 +88,7 @@ class ReadOptions(_Options):
         for name in ("starting", "ending"):
             both = {f"{name}_offsets", f"{name}_timestamp"}
             if both <= self.model_fields_set:
-                raise wrong(f"{name}Timestamp", f"cannot be used together with {name}Offsets")
+                raise wrong(f"{name}Timestamp", f"cannot be combined with {name}Offsets")
         if self.columns and self.format == "raw":
             raise wrong("columns", "only with format json")
         return self
@@ -98,7 +98,7 @@ class ReadOptions(_Options):
         if self.max_offsets_per_trigger is not None:
             raise ConfigError("maxOffsetsPerTrigger: only in a streaming query")
         if self.starting_offsets in ("latest", "new"):
-            raise ConfigError(f"startingOffsets: {self.starting_offsets} is only for streaming queries: nothing is new")
+            raise ConfigError(f"startingOffsets: {self.starting_offsets} is only for streaming queries")
         return self
 
     def for_stream(self) -> Self:
@@ -110,8 +110,7 @@ class ReadOptions(_Options):
 
 
 _NO_TABLES = (
-    "Spark keeps no options of a table for a data source in Python; "
-    "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
+    "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
 Kind = TypeVar("Kind", bound=_Options)
@@ -120,10 +119,10 @@ Kind = TypeVar("Kind", bound=_Options)
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
     """The options, checked; raises ConfigError, which never shows a secret.
 
-    No option at all is no way to ask for the default server: a table that CREATE TABLE made comes without any.
+    No options at all is an error, not a request for the default server: a table from CREATE TABLE has none.
     """
     if not given:
-        raise ConfigError(f"there are no options, not even servers: if this is a table, {_NO_TABLES}")
+        raise ConfigError(f"no options are set, not even servers; for a table: {_NO_TABLES}")
     if any(name.lower() == "provider" for name in given):
         raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
     names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
@@ -133,7 +132,7 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         if name.lower() in _SPARKS_OWN:
             continue
         if name.lower() == "path":
-            raise ConfigError("path: NATS has none; load() and save() take no argument")
+            raise ConfigError("path: not supported; call load() and save() without an argument")
         if _fold(name) not in names:
             raise ConfigError(f"{name}: unknown option{did_you_mean(name, names.values())}")
         chosen[names[_fold(name)]] = value

@@ -1,4 +1,4 @@
-"""Reads JetStream: bounded, or as a streaming query whose progress is in Spark's checkpoint alone."""
+"""Read JetStream: bounded, or as a streaming query whose only progress is Spark's checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
 POLL = 0.05
-"""Least seconds between two looks at a stream: Spark itself would look a hundred times a second."""
+"""Minimum seconds between requests for a stream's state: Spark would send a hundred a second."""
 
 Offset = dict[str, Any]
 
@@ -48,7 +48,7 @@ class BatchReader(DataSourceReader):
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[StreamPartition]:
-        """The range, as it is now, divided among tasks."""
+        """Return the current range, divided among tasks."""
         options = self._options
         with Session(options, f"jetcapture spark {options.stream}") as session:
             positions = Positions(session, options)
@@ -72,8 +72,8 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read.
 
-    Spark keeps the end of each batch, but not where the first one began: it asks again after a restart, and by then
-    `latest` is somewhere else. So the end of the first batch carries its beginning with it.
+    Spark keeps the end of each batch, but not the start of the first one: it asks again after a restart, when `latest`
+    has moved. So the end of the first batch includes its start.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_session": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
-        """Where a new query begins; the same however often Spark asks."""
+        """Return where a new query starts; the same answer on every call."""
         if self._initial is None:
             state = self._state()
             self._initial = {**self._offset(state, self._positions.first(state)), "initial": True}
@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """From now on, only what the stream holds at this moment."""
+        """Read only what the stream holds now."""
         with contextlib.suppress(MissingStreamError):  # and then there is nothing
             self._until = self._state()
 
@@ -175,10 +175,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(max(int(start["seq"]), state.first), state.last + 1)
 
     def _end(self, first: int, state: StreamState) -> int:
-        """What lies behind the last message to be read.
+        """Return the position behind the last message to read.
 
-        Without one that the subjects match there is no batch, unless the query would fall so far behind that the
-        stream, as it forgets old messages, might seem to have forgotten some that were not read.
+        Without matching messages there is no batch, unless the query would fall so far behind that the stream, as it
+        removes old messages, might seem to have removed unread ones.
         """
         behind = state.last + 1
         if self._until is not None and self._until.created == state.created:

@@ -1,6 +1,6 @@
-"""A connection to NATS for code that is not asynchronous.
+"""A NATS connection for synchronous code.
 
-The connection lives in a thread of its own, so that it answers the server while Spark takes its time.
+It runs in a separate thread, so that it answers the server while Spark is busy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Session:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, done in the connection's thread."""
+        """Return the result of `work`, run in the connection's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:

@@ -23,8 +23,8 @@ NAME = "nats"
 
 
 class NatsDataSource(DataSource):
-    """What Spark asks for the parts of the source. They are imported when they are needed: this module is loaded in
-    every Spark session that looks for any Python data source."""
+    """The entry point for Spark. Parts are imported on demand: this module is loaded in every Spark session that looks
+    for any Python data source."""
 
     @classmethod
     def name(cls) -> str:
@@ -32,7 +32,7 @@ class NatsDataSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        """The columns of a read for which the user gave none."""
+        """Return the columns of a read without a schema."""
         from spark_jobs.datasource.columns import schema_text
         from spark_jobs.datasource.options import ReadOptions, parse
 

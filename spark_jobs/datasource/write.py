@@ -1,15 +1,15 @@
-"""Writes rows to JetStream: one message each, acknowledged, and stored once although Spark may run a task again.
+"""Write rows to JetStream: one message each, acknowledged, and stored once even if Spark retries a task.
 
-A row's subject comes from the option `subject`, a template in the words of a capture's key such as `orders.{region}`;
+A row's subject comes from the option `subject`, a template like a capture's key, such as `orders.{region}`;
 by default it is `{subject}`, the row's column `subject` or `_nats_subject`. Its payload is its column `payload`,
-`value` or `_nats_payload`, the first that there is; without any, all columns that are nothing else make a JSON object.
+`value` or `_nats_payload`, the first one present; without any, all other columns form a JSON object.
 Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id, or a
 `Nats-Msg-Id` in `headers`. These columns are found in any case, unless spark.sql.caseSensitive is set.
 
-A row without an id gets an id of what is written (the query and the batch, or this one `save()`), the partition, the
-row's place in it, and a hash of the message. So a task that runs again publishes nothing twice within the stream's
-duplicate window, if the plan is deterministic: the same rows in the same order. If it is not, rows may be published
-twice, but none is taken for another and lost.
+A row without an id gets one from the write (the query and batch, or this `save()`), the partition, the row's position
+in it, and a hash of the message. So a retried task publishes nothing twice within the stream's duplicate window if the
+plan is deterministic: the same rows in the same order. If it is not, rows may be published twice, but none is mistaken
+for another and lost.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _ID_IN_HEADERS = TemplateKey(f"{{header.{MESSAGE_ID}}}")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task did: messages acknowledged, and how many of them the stream knew already."""
+    """Result of a task: messages acknowledged, and how many of them were duplicates."""
 
     published: int
     duplicates: int
 
 
 class Messages:
-    """Makes messages of rows with the columns of `schema`; ConfigError when that cannot be."""
+    """Turns rows with the columns of `schema` into messages. Raises ConfigError if that is impossible."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
         self._schema, self._case_sensitive = schema, case_sensitive
         self._names = schema.fieldNames()
         if doubled := [name for name, count in Counter(self._names).items() if count > 1]:
-            raise ConfigError(f"two columns are called {doubled[0]}: rename one with AS")
+            raise ConfigError(f"duplicate column {doubled[0]}: rename one with AS")
         self._types = {field.name: field.dataType for field in schema}
         self._payload = self._first(PAYLOADS)
         self._own = self._first(SUBJECTS)
@@ -76,12 +76,14 @@ class Messages:
         self._subject = self._template(options.subject or "{subject}")
         if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
             raise ConfigError(
-                f"column {self._payload}: a payload is binary or string; to_json({self._payload}) makes it one"
+                f"column {self._payload}: a payload must be binary or string; to_json({self._payload}) makes it one"
             )
         if self._headers is not None and not _is_headers(self._types[self._headers]):
-            raise ConfigError(f"column {self._headers}: headers are map<string, string> or map<string, array<string>>")
+            raise ConfigError(
+                f"column {self._headers}: headers: expected map<string, string> or map<string, array<string>>"
+            )
         if self._id is not None and not isinstance(self._types[self._id], _TEXT):
-            raise ConfigError(f"column {self._id}: a message id is a string")
+            raise ConfigError(f"column {self._id}: a message id must be a string")
         taken = {self._first((name,)) for name in (*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW)}
         self._fields = [number for number, name in enumerate(self._names) if name not in taken]
         if self._payload is None:
@@ -112,9 +114,9 @@ class Messages:
             raise ConfigError(f"subject: {error}") from None
         for part in template.parts:
             if part.kind in ("subject", "token") and self._own is None:
-                raise ConfigError(f"there is no subject: the rows have no such column, the option is {text}")
+                raise ConfigError(f"no subject: the rows have no column subject, and the option is {text}")
             if part.kind == "header" and self._headers is None:
-                raise ConfigError(f"subject: there are no headers for {text}")
+                raise ConfigError(f"subject: the rows have no headers for {text}")
             if part.kind == "field":
                 self._check_field(str(part.value))
         return template
@@ -127,10 +129,10 @@ class Messages:
         kind = self._types[name]
         self._called[self._names.index(name)] = path if whole else path.split(".")[0]
         if whole and not isinstance(kind, (*_TEXT, st.IntegralType)):
-            raise ConfigError(f"subject: column {path} is neither string nor integer: cast it")
+            raise ConfigError(f"subject: column {path} must be string or integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
-        """What `publish_batches` publishes; `writing` names what is written and the partition."""
+        """Return batches for `publish_batches`; `writing` identifies the write and the partition."""
         first = 0
         for rows in batches:
             rows = rows.rename_columns(self._names)
@@ -218,9 +220,9 @@ def _is_headers(kind: st.DataType) -> bool:
 
 
 def check(options: WriteOptions, schema: st.StructType) -> None:
-    """Raise ConfigError when rows with these columns can be no messages.
+    """Raise ConfigError when rows with these columns cannot be messages.
 
-    Spark does not say here whether the session is case-sensitive: what only then is right is left to the tasks.
+    Spark does not tell here whether the session is case-sensitive, so the tasks check what depends on it.
     """
     try:
         Messages(options, schema)
@@ -232,11 +234,11 @@ def check(options: WriteOptions, schema: st.StructType) -> None:
 
 
 class _Writer:
-    """What both writers do in a task."""
+    """The task of both writers."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise ConfigError("messages can only be appended to a stream: use mode append")
+            raise ConfigError("a stream only accepts mode append")
         check(options, schema)
         self._options, self._schema = options, schema
         self._save = uuid.uuid4().hex
@@ -249,7 +251,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """For `df.write` and INSERT. Spark makes one for each of them, and all attempts of its tasks have it."""
+    """For `df.write` and INSERT. Spark creates one per write; all attempts of its tasks share it."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publish one partition."""

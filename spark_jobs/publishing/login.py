@@ -1,4 +1,4 @@
-"""How jobs and the data source log in to NATS: the settings of a capture's `nats` section, as flat options.
+"""NATS login for jobs and the data source: the settings of a capture's `nats` section, as flat options.
 
 `servers` is a list with commas; `tls` is true or false, and the settings of the `tls` section start with `tls_`. On a
 command line a secret is named by its file, or comes from the environment, because command lines are visible to all.

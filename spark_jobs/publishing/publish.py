@@ -1,6 +1,6 @@
-"""Publishes Arrow batches from an executor: a connection by any way to log in, one loop, every message acknowledged.
+"""Publish Arrow batches from an executor, with every message acknowledged.
 
-This is what a replay and the data source's writer have in common. It runs in the process of a Spark task.
+Shared by replay and the data source's writer. Runs in the process of a Spark task.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from jetcapture_py.jetstream.wire.client import Connection
 from spark_jobs.publishing.login import nats_config
 
 EXTRA = "header:"
-"""In front of a header's name in the name of a column: a string for each row, null for none."""
+"""Prefix of columns that hold one header: a string per row, null for none."""
 LINES = "header_lines"
 """A column of whole header lines, as they are, null for none."""
 DUE = "due"
-"""A column that says when a row is to be published, in microseconds after the first one, ascending."""
+"""Column with a row's publishing time, in microseconds after the first row, ascending."""
 
 Login = NatsConfig | Mapping[str, str]
 
 _INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
 
 _CONNECT_TIMEOUT = 20.0
-"""Seconds that unreachable servers are tried before the task fails. Later, the publisher's own timeouts count."""
+"""Seconds to keep trying unreachable servers before the task fails. Later, the publisher's timeouts apply."""
 _PAUSE = 0.1
-"""Seconds; before a longer pause, everything is acknowledged, because nobody would notice if it were not."""
+"""Seconds; before a longer pause, wait for all acknowledgements, so that failures are noticed."""
 
 
 def instructs(header: str) -> bool:
-    """Whether a header tells a server what to do with the message. Sent again, it would be obeyed again."""
+    """Whether a header is an instruction to the server, which it would follow again."""
     return _INSTRUCTIONS.fullmatch(header) is not None
 
 
@@ -47,7 +47,7 @@ def publish_batches(
 
     `batches` have the columns `subject` (string) and `payload` (binary or string), and may have `id` (string: the
     message id, with which a message survives a lost connection and a retried task), `headers` (map<string,
-    list<string>>), `header:NAME`, `header_lines` and `due`. They are read in a thread while messages are under way.
+    list<string>>), `header:NAME`, `header_lines` and `due`. They are read in a thread while messages are in flight.
     `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages. `stored` as in
     `Publisher.publish_batch`. Raises SourceError; with no batch, nothing is connected to.
     """
@@ -55,7 +55,7 @@ def publish_batches(
 
 
 async def open_connection(login: Login) -> Connection:
-    """A connection that stays through restarts of the server; one that is down now is tried for a while.
+    """Open a connection that survives server restarts; keep trying an unreachable server for a while.
 
     Raises SourceError, or ConfigError for the options.
     """
@@ -88,7 +88,7 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int,
 
 
 async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:
-    """Publish each row when it is due; `began` is the time of the first one. What is late is published at once."""
+    """Publish each row when it is due; `began` is the time of the first one. Late rows are published immediately."""
     loop = asyncio.get_running_loop()
     dues = batch.column(DUE).to_numpy() / 1e6 + began
     position = 0

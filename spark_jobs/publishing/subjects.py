@@ -19,10 +19,10 @@ _SERVERS = r"^\$(JS|SYS)\."
 
 
 def check_pattern(pattern: str) -> str:
-    """The pattern; raises JetcaptureError when it is none."""
+    """Return the pattern; raise JetcaptureError if it is invalid."""
     tokens = pattern.split(".")
     if not all(_TOKEN.fullmatch(token) for token in tokens) or ">" in tokens[:-1]:
-        raise JetcaptureError(f"{pattern!r} is no pattern of subjects: orders.*.new or orders.> would be one")
+        raise JetcaptureError(f"{pattern!r} is not a subject pattern such as orders.*.new or orders.>")
     return pattern
 
 

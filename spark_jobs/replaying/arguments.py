@@ -51,7 +51,7 @@ def _number(kind: Callable[[str], N], text: str) -> N | None:
 
 
 @dataclass(kw_only=True)
-class ReplayArguments(LoginArguments, SurveyArguments, QueryArguments):
+class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     """Publish an archive's messages, or the rows of a query, to JetStream.
 
     The messages are those that --from, --to, --key, --filter-subject, --from-seq and --to-seq all select, or the rows
@@ -125,19 +125,19 @@ class ReplayArguments(LoginArguments, SurveyArguments, QueryArguments):
         self.sql = self.sql or ("SELECT * FROM quarantine" if self.quarantine else "SELECT * FROM archive")
 
 
-def parse(words: Sequence[str] | None) -> ReplayArguments:
+def parse(words: Sequence[str] | None) -> ReplayCommand:
     """Return the arguments; ends the process when they are wrong."""
-    return arguments.parse("replay", ReplayArguments, words)
+    return arguments.parse("replay", ReplayCommand, words)
 
 
-def pace_of(chosen: ReplayArguments) -> Pace | None:
+def pace_of(chosen: ReplayCommand) -> Pace | None:
     """Return the pace that the arguments ask for."""
     if chosen.policy == "original":
         return Pace(speed=chosen.speed or 1.0, max_gap=chosen.max_gap, rate=chosen.rate)
     return None if chosen.rate is None else Pace(rate=chosen.rate)
 
 
-def selected(frame: DataFrame, chosen: ReplayArguments) -> DataFrame:
+def selected(frame: DataFrame, chosen: ReplayCommand) -> DataFrame:
     """Return the rows with the subjects and sequences that the arguments ask for."""
     if chosen.filters:
         frame = frame.where(matching(sf.col(layout.SUBJECT), chosen.filters))

@@ -1,4 +1,4 @@
-"""A target stream's limits: which of them would drop or refuse what a replay is about to publish."""
+"""Which limits of a target stream would drop or refuse messages of a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jetcapture_py.config.units import format_duration
 
 _NANOSECOND = 1_000_000_000
 MESSAGE_OVERHEAD = 40
-"""About what a server adds to the bytes of a message's subject, headers and payload."""
+"""Approximate overhead in bytes that a server adds to a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Limits:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Limits:
-        """Read what the server says of a stream."""
+        """Read the server's description of a stream."""
         config, state = info["config"], info["state"]
 
         def limit(name: str) -> int | None:
@@ -69,15 +69,15 @@ class Limits:
         return self.keeps_nothing or any(limit is not None for limit in limits)
 
     def warnings(self, incoming: Incoming) -> Iterator[str]:
-        """What the stream would do with it that nobody may want, each as a sentence without its subject."""
+        """Yield what the stream would drop or refuse, each as a sentence without its subject."""
         if not incoming.messages:
             return
         if self.keeps_nothing:
             yield "keeps nothing: it has interest retention and no consumer"
         if self.message_size is not None and incoming.largest > self.message_size:
             yield (
-                f"takes messages of at most {self.message_size:,} bytes (max_msg_size): "
-                f"it would refuse those with up to {incoming.largest:,} bytes"
+                f"accepts messages of at most {self.message_size:,} bytes (max_msg_size): "
+                f"it would refuse some of up to {incoming.largest:,} bytes"
             )
         published = f"the {incoming.messages:,} published"
         if self.messages is not None and self._exceeds(incoming.messages, self.held_messages, self.messages):
@@ -87,18 +87,18 @@ class Limits:
             yield self._full("max_bytes", f"{self.size:,} bytes", f"{self.held_size:,}", published)
         if self.of_a_subject is not None and incoming.of_a_subject > self.of_a_subject:
             yield (
-                f"keeps {self.of_a_subject:,} messages of a subject (max_msgs_per_subject): "
-                f"up to {incoming.of_a_subject:,} of one are published"
+                f"keeps {self.of_a_subject:,} messages per subject (max_msgs_per_subject): "
+                f"up to {incoming.of_a_subject:,} are published to one subject"
             )
         if self.age is not None and incoming.seconds > self.age:
             takes = format_duration(round(incoming.seconds))
-            yield f"keeps messages for {format_duration(self.age)} (max_age), and this takes about {takes}"
+            yield f"keeps messages for {format_duration(self.age)} (max_age), but the replay takes about {takes}"
 
     def _exceeds(self, incoming: int, held: int, limit: int) -> bool:
-        """A stream that removes its oldest messages drops what comes only when that alone is too much."""
+        """A stream that removes its oldest messages drops new ones only when these alone exceed the limit."""
         return incoming + (held if self.refuses else 0) > limit
 
     def _full(self, name: str, limit: str, held: str, published: str) -> str:
         if self.refuses:
             return f"keeps {limit} ({name}, discard new) and holds {held}: it would refuse some of {published}"
-        return f"keeps {limit} ({name}): of {published}, it would remove the first ones again"
+        return f"keeps {limit} ({name}): it would remove the first of {published} again"

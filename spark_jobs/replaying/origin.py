@@ -1,4 +1,4 @@
-"""Where an archive comes from, as the footers of its objects say: of a few of them, however many there are."""
+"""Find where an archive comes from, by reading the footers of a few objects."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from spark_jobs.replaying.target import Origin
 
 
 def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: bool = False) -> Origin:
-    """The stream's lives, and the consumers that captured it. Raises JetcaptureError."""
+    """Return the stream's incarnations, and the consumers that captured it. Raises JetcaptureError."""
     place = Place.open(url, options)
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
-    # within a bucket, the later life of a recreated stream has the lower sequences
+    # within a bucket, the later incarnation of a recreated stream has the lower sequences
     names = sorted(
         filter(None, map(layout.parse_path, place.files(directory))), key=lambda name: (name.bucket, -name.first_seq)
     )
@@ -37,9 +37,9 @@ _Footer = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[_Footer]:
-    """The footers of the first and the last object, and of those where a new life begins.
+    """Return the footers of the first and the last object, and of those where a new incarnation starts.
 
-    Lives follow one another in time: where two objects are of the same life, so is what lies between them.
+    Incarnations follow one another: objects between two of the same incarnation belong to it.
     """
     if not names:
         return

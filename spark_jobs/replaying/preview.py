@@ -1,4 +1,4 @@
-"""What a replay would publish, counted before anything is: how much, from when, and whether it goes where it should."""
+"""Survey a replay before publishing: how much, from when, and whether every row has a valid target."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 from jetcapture_py.config.units import format_duration, format_time, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.text import plural
 from spark_jobs.publishing.subjects import covers, matching, overlaps
 from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
 from spark_jobs.replaying.rows import ODD, ReplayRows
@@ -20,14 +21,14 @@ from spark_jobs.replaying.target import Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
 SAFE_WINDOW = 120.0
-"""Seconds: a shorter duplicate window is worth a warning, because Spark runs a lost task again after minutes."""
+"""Seconds; a shorter duplicate window causes a warning, because Spark may retry a lost task after minutes."""
 
 _SHOWN = 5
 _SLICE = 10_000_000
 _FAST = 50_000
-"""Messages a second that a replay without a pace manages at least, to estimate how long it takes."""
+"""Minimum messages per second of a replay without a pace, to estimate its duration."""
 _PROVENANCE = 200
-"""About how many bytes of headers a replay adds to a message."""
+"""Approximate bytes of headers that a replay adds to a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Preview:
     incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
 
     def seconds(self, pace: Pace | None) -> float:
-        """About how long the replay takes."""
+        """Estimate the duration of the replay in seconds."""
         if pace is None:
             return self.messages / _FAST
         by_rate = self.messages / (pace.rate or _FAST)
@@ -55,14 +56,14 @@ class Preview:
         return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
 
     def warnings(self, pace: Pace | None) -> Iterator[str]:
-        """What the streams' limits would do to what is published, one line each."""
+        """Yield what the streams' limits would drop or refuse, one line each."""
         for stream, incoming in self.incoming:
             for warning in stream.limits.warnings(replace(incoming, seconds=self.seconds(pace))):
                 yield f"stream {stream.name} {warning}"
 
 
 def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
-    """Whether patterns alone say that every message has a stream, and that none is captured again."""
+    """Whether the patterns alone prove that every message has a stream and none is captured again."""
     return any(covers(each, pattern) for stream in streams for each in stream.subjects) and not any(
         overlaps(each, pattern) for filters in ingested.values() for each in filters
     )
@@ -122,12 +123,12 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
     if found["back"] is not None:
         raise JetcaptureError(
             f"this archive's capture takes {found['back']} from stream {', '.join(ingested)}, and would archive "
-            "what it has again; choose another --subject, or allow it with --allow-loop"
+            "its own messages again; choose another --subject, or allow it with --allow-loop"
         )
 
 
 def _incoming(stream: Stream) -> Column:
-    """What a stream with limits is to take."""
+    """Aggregate what is published to a stream with limits."""
     taken, size = matching(sf.col("subject"), stream.subjects), sf.length("payload")
     whole = size + sf.octet_length("subject") + MESSAGE_OVERHEAD
     columns = {
@@ -157,7 +158,7 @@ def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column
 
 
 def is_recreated(rows: ReplayRows) -> bool:
-    """Whether the rows look like more than one life of a stream: of two messages, the later one has the lower sequence.
+    """Whether the rows span several incarnations of a stream: a later message has a lower sequence.
 
     Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
     """
@@ -176,12 +177,12 @@ def is_recreated(rows: ReplayRows) -> bool:
 
 
 def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
-    """The survey for people, line by line."""
-    yield f"would replay {found.messages:,} messages with {found.size or 0:,} bytes"
+    """Yield the survey as lines of text."""
+    yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
         others = ", …" if found.distinct > len(found.subjects) else ""
-        yield f"to {found.distinct:,} subjects: {shown}{others}"
+        yield f"to {plural(found.distinct, 'subject', grouped=True)}: {shown}{others}"
     if found.first is not None and found.last is not None:
         yield f"from {_time(found.first)} to {_time(found.last)}"
     for stream in streams:
@@ -195,13 +196,13 @@ def _time(microseconds: int) -> str:
 
 
 def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
-    """A warning when a stream forgets message ids too soon for a replay that takes so long; None when none does."""
+    """Return a warning if a stream's duplicate window is too short for a replay of this duration, else None."""
     needed = max(SAFE_WINDOW, seconds)
     short = [stream for stream in streams if stream.window < needed]
     if not short:
         return None
     worst = min(short, key=lambda stream: stream.window)
     return (
-        f"stream {worst.name} knows message ids for {format_duration(worst.window)} only (its duplicate_window), and "
-        f"{format_duration(round(needed))} would be safe: what Spark has to publish again after that is stored twice"
+        f"stream {worst.name} remembers message ids for only {format_duration(worst.window)} (duplicate_window); "
+        f"{format_duration(round(needed))} would be safe: messages that Spark republishes later are stored twice"
     )

@@ -1,4 +1,4 @@
-"""A progress bar for a replay, from what the target's streams say: it works wherever the tasks run."""
+"""A progress bar for a replay, based on the target's streams, so it works wherever the tasks run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CONNECT_TIMEOUT = 20.0
 def progress(
     login: NatsConfig, streams: Sequence[Stream], total: int, console: Console | None = None
 ) -> Iterator[None]:
-    """Show how many of `total` messages the streams have taken since they were looked at, until the block ends.
+    """Show how many of `total` messages the streams have stored since they were listed, until the block ends.
 
-    Only on a terminal. Messages of others, and what the streams have not taken because they know it, make it wrong.
+    Only on a terminal. Inaccurate when others publish, or when streams drop duplicates.
     """
     console = console or Console(file=sys.stderr)
     if not console.is_terminal:
@@ -45,7 +45,7 @@ def progress(
 
 
 class _Watch(threading.Thread):
-    """Asks the streams every now and then how far they are, and tells `at`. A server that is away is asked later."""
+    """Polls the streams and reports to `at`. An unreachable server is asked again later."""
 
     def __init__(self, login: NatsConfig, streams: Sequence[Stream], at: Callable[[int], None]) -> None:
         super().__init__(name="replay progress", daemon=True)

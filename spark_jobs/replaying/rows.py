@@ -1,4 +1,4 @@
-"""What a replay publishes, as columns: target subject, payload, and what a row's message id and headers come from."""
+"""The columns that a replay publishes: target subject, payload, and the sources of message id and headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
 from spark_jobs.replaying.task import MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
 
 _MOST_TASKS = 8
-"""A server queues 10,000 messages of a stream before it drops some; so many windows are below that."""
+"""A server queues 10,000 messages of a stream before it drops some; this many windows stay below that."""
 _NO_HEADERS = "cast(map() AS map<string, array<string>>)"
 ODD = "odd"
 _ROW_SHOWN = 300
@@ -209,7 +209,7 @@ def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
         (field.name, sf.col(quoted(field.name)), field.dataType) for field in known.fields if field.name not in own
     ]
     if not fields:
-        raise JetcaptureError("the rows have nothing to publish: no payload, and no columns but the archive's own")
+        raise JetcaptureError("the rows have nothing to publish: no payload, and no columns besides the archive's own")
     return row_of(fields).cast("binary")
 
 

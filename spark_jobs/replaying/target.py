@@ -1,4 +1,4 @@
-"""The streams that a replay goes to: whether they are the right ones, and what they hold of it already."""
+"""The target streams of a replay: whether they are suitable, and what they already hold of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spark_jobs.replaying.task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME
 
 _NANOSECOND = 1_000_000_000
 _CONNECT_TIMEOUT = 3.0
-"""Seconds that unreachable servers are tried."""
+"""Seconds to keep trying unreachable servers."""
 _TIMEOUT = 20.0
 """Seconds without progress after which reading a stream is given up."""
 
@@ -45,7 +45,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an archive comes from: its stream, the times at which that was created, and the capture's consumers."""
+    """The origin of an archive: its stream, the stream's creation times, and the capture's consumers."""
 
     stream: str
     created: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Origin:
 
 
 class Target:
-    """What is asked of the target's JetStream. Every method connects by itself; raises SourceError."""
+    """Requests to the target's JetStream. Every method opens its own connection; raises SourceError."""
 
     def __init__(self, login: NatsConfig) -> None:
         self.login = login
@@ -83,13 +83,13 @@ class Target:
                 try:
                     return await work(session)
                 except (UnavailableError, ApiError) as error:
-                    raise SourceError(f"cannot look at the streams at {self.where}: {error}") from error
+                    raise SourceError(f"cannot list the streams at {self.where}: {error}") from error
 
         return asyncio.run(run())
 
 
 def stream_of(info: dict[str, Any]) -> Stream:
-    """Read what the server says of a stream."""
+    """Read the server's description of a stream."""
     config = info["config"]
     return Stream(
         name=config["name"],
@@ -122,7 +122,7 @@ async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict
 
 
 async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | None:
-    """What the consumer takes; None when there is no such consumer."""
+    """Return the consumer's filters; None without such a consumer."""
     try:
         config = (await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What a replay does in a Spark task: message ids, provenance and pace, as columns, and then publishing."""
+"""The Spark task of a replay: compute message ids, provenance and pace as columns, then publish."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Task:
     """How the rows of a task are published.
 
     `recreated`: the stream has been created more than once, and counted from 1 again each time, so that message ids
-    need the timestamp, too: `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: several rows of one
+    need the timestamp: `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: several rows of one
     message are messages of their own. `stored` as in `Publisher.publish_batch`.
     """
 

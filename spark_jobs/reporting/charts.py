@@ -75,7 +75,7 @@ def _range(messages: Mapping[int, int]) -> tuple[int, int]:
     return (ends[0], ends[1]) if near * 10 < whole and near else (buckets[0], buckets[-1])
 
 
-class Shape(NamedTuple):
+class Rectangle(NamedTuple):
     """A rectangle; `kind` is the class that colors it."""
 
     x: float
@@ -89,7 +89,7 @@ class Bar(NamedTuple):
     """The shapes of a bar, and its figures."""
 
     title: str
-    shapes: Sequence[Shape]
+    shapes: Sequence[Rectangle]
 
 
 class Label(NamedTuple):
@@ -102,7 +102,7 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart: `scale` labels its height, `times` what lies below."""
+    """A chart: `scale` labels the height, `below` the width."""
 
     title: str
     text: str
@@ -187,9 +187,9 @@ def strip(life: Life) -> Chart:
         first = life.first + at * life.cell
         last = min(first + width * life.cell - 1, life.last)
         height = 700 * (stored if stored in (0, 1) else min(max(stored, 0.08), 0.92))
-        shapes = [Shape(at, 700 - height, width, height, "stored")] if height else []
+        shapes = [Rectangle(at, 700 - height, width, height, "stored")] if height else []
         if height < 700:
-            shapes += [Shape(at, 0, width, 700 - height, "gap"), Shape(at, 780, width, 220, "gap")]
+            shapes += [Rectangle(at, 0, width, 700 - height, "gap"), Rectangle(at, 780, width, 220, "gap")]
         bars.append(Bar(f"Sequences {first:,} to {last:,}: {share(stored, 1)} stored", shapes))
         at += width
     broken = sum(stored < 1 for stored in life.cells)
@@ -238,14 +238,14 @@ def size_mark(value: float) -> str:
     return size(value) if value else "0"
 
 
-def _hit(bar: int) -> Shape:
+def _hit(bar: int) -> Rectangle:
     """Return the whole column of a bar, which shows the figures when pointed at."""
-    return Shape(bar * 10, 0, 10, _HEIGHT, "hit")
+    return Rectangle(bar * 10, 0, 10, _HEIGHT, "hit")
 
 
-def _shape(x: float, top: float, width: float, height: float, kind: str) -> Shape:
+def _shape(x: float, top: float, width: float, height: float, kind: str) -> Rectangle:
     """Return a rectangle whose upper edge is `top` above the ground."""
-    return Shape(x, _HEIGHT - top, width, height, kind)
+    return Rectangle(x, _HEIGHT - top, width, height, kind)
 
 
 def _over_time(axis: Axis, bars: Sequence[Bar], scale: Sequence[Label], title: str, text: str) -> Chart:

@@ -1,8 +1,8 @@
-"""Which of a stream's sequences are stored, and which are not, exactly and with as little reading as that takes.
+"""Find which of a stream's sequences are stored and which are not, exactly and with as little reading as possible.
 
-Objects whose ranges touch make a *run*. A run that holds as many messages as its range is long has no holes, which
-names and footers tell. Only the other runs are read, their sequences alone, and Spark looks for the steps in them.
-A stream that is deleted and created again counts from 1 again: each of its lives is looked at for itself.
+Objects whose ranges touch form a *run*. A run with as many messages as its range is long has no holes, as names and
+footers show. Only the sequences of other runs are read, and Spark finds the gaps in them. A stream that is deleted and
+created again starts at sequence 1: each of its incarnations (`Life`) is examined separately.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jetcapture_py.archive.watermark import Watermark
 from spark_jobs.reporting.source import Source, Stored
 
 CELLS = 240
-"""A life's range is summed up in at most this many cells of equal width."""
+"""Maximum number of cells of equal width that summarize an incarnation's range."""
 MOST_HOLES = 25
 MOST_LIVES = 6
 
 _LONGEST_CHUNK = 1 << 20
-"""The range of sequences that one task sorts at most."""
+"""Maximum range of sequences that one task sorts."""
 _EVERY = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AND = ","
-"""What compaction puts between the times of creation where it merged objects of several lives."""
+"""Separates the creation times where compaction merged objects of several incarnations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Hole:
     """Sequences that are neither in the archive nor in the quarantine, `first` to `last`.
 
     `after` and `before` are the times, in microseconds, of the messages on either side, None where unknown. `open`
-    says that it lies beyond the watermark: what belongs there may still be on its way.
+    says that it lies beyond the watermark: the messages may still arrive.
     """
 
     first: int
@@ -52,18 +52,18 @@ class Hole:
 
     @property
     def missing(self) -> int:
-        """How many sequences."""
+        """The number of missing sequences."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The stream between its creation and its end: what is stored of the sequences `first` to `last`.
+    """One incarnation of the stream: what is stored of the sequences `first` to `last`.
 
     `created` is as the server wrote it, "" where unknown; `oldest` and `newest` are times of messages in microseconds.
-    Up to sequence `settled` everything is stored that ever will be, None where nothing says so. `holes` counts all of
-    them and `missing` their sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the
-    largest, by sequence. `cells` gives the share that is stored for ranges of `cell` sequences, the last one cut off.
+    Up to sequence `settled` nothing more will be stored, None where unknown. `holes` counts all holes and `missing`
+    their sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the largest holes, by
+    sequence. `cells` has the stored share of each range of `cell` sequences, of which the last may be shorter.
     """
 
     created: str
@@ -111,10 +111,10 @@ def coverage(
     doubtful: Collection[ObjectName],
     mark: Watermark | None,
 ) -> tuple[list[Life], int]:
-    """The newest lives of the stream, newest first, and how many older ones were not looked at.
+    """Return the newest incarnations of the stream, newest first, and how many older ones were not examined.
 
-    `objects` is all that the stream has, by first sequence. `copies` says how many messages an object holds that
-    others hold, too; `doubtful` are the objects of which it does not know that.
+    `objects` are all objects of the stream, by first sequence. `copies` says how many messages of an object other
+    objects hold as well; it is unknown for `doubtful` ones.
     """
     lives: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
@@ -122,7 +122,11 @@ def coverage(
             lives[created].append(stored)
     newest = sorted(lives, key=_moment, reverse=True)
     found = []
-    limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all before it, of a mirror for instance
+    limits = [
+        _EVERY,
+        *map(_micros, newest[:-1]),
+        -_EVERY,
+    ]  # the oldest includes all earlier messages, such as of a mirror
     for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MOST_LIVES]:
         whole, unclear = [], []
         for run in _runs(lives[created]):
@@ -147,7 +151,7 @@ def _micros(created: str) -> int:
 
 
 def _settled(created: str, mark: Watermark | None) -> int | None:
-    """The sequence up to which nothing more will come in this life."""
+    """Return the sequence up to which nothing more will arrive in this incarnation."""
     if mark is None:
         return None
     if not created or not mark.created or created == mark.created:
@@ -156,7 +160,7 @@ def _settled(created: str, mark: Watermark | None) -> int | None:
 
 
 def _runs(objects: Iterable[Stored]) -> Iterator[list[Stored]]:
-    """Objects, given by first sequence, as runs of those whose ranges touch."""
+    """Yield runs of objects whose ranges touch; `objects` are sorted by first sequence."""
     run: list[Stored] = []
     end = 0
     for stored in objects:
@@ -171,10 +175,10 @@ def _runs(objects: Iterable[Stored]) -> Iterator[list[Stored]]:
 def _whole(
     run: Sequence[Stored], copies: Mapping[ObjectName, int], doubtful: Collection[ObjectName]
 ) -> _Segment | None:
-    """The run as a range without holes; None when that takes a look into it.
+    """Return the run as a range without holes; None when its rows must be read to know.
 
-    Counts do not tell with the quarantine, which may have a message that could be decoded at its next delivery, and
-    not with objects of several lives.
+    Counts are not enough with the quarantine, as a message may have been decoded at its next delivery, or with objects
+    of several incarnations.
     """
     first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
     present = sum(stored.messages - copies.get(stored.name, 0) for stored in run)
@@ -186,7 +190,7 @@ def _whole(
 
 
 def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
-    """The time of the oldest and of the newest message, as far as footers tell."""
+    """Return the times of the oldest and newest message, by the footers."""
     known = [(each.oldest, each.newest) for each in objects if each.oldest is not None and each.newest is not None]
     return min((oldest for oldest, _ in known), default=None), max((newest for _, newest in known), default=None)
 
@@ -199,9 +203,9 @@ def _life(
     unclear: Sequence[Sequence[Stored]],
     settled: int | None,
 ) -> Life | None:
-    """The life whose messages came at `times`, in microseconds, the end excluded.
+    """Return the incarnation whose messages came at `times`, in microseconds, the end excluded.
 
-    None when no message of it is found in the objects that may have some.
+    None when the objects hold no message of it.
     """
     firsts = [*(segment.first for segment in whole), *(run[0].name.first_seq for run in unclear)]
     lasts = [*(segment.last for segment in whole), *(stored.name.last_seq for run in unclear for stored in run)]
@@ -241,9 +245,9 @@ def _read(
     chunk: int,
     settled: int | None,
 ) -> tuple[list[_Segment], list[Hole]]:
-    """The runs' sequences, read: what is stored in each chunk of each run, and the largest holes in them.
+    """Read the runs' sequences; return what is stored in each chunk of each run, and the largest holes.
 
-    A chunk ends at the watermark, so that no hole in it lies on both sides.
+    A chunk ends at the watermark, so that no hole spans it.
     """
     step, at = sf.col("step"), sf.col("at")
     rows = source.rows(dict(enumerate(runs)), ["seq", "at"]).withColumns(
@@ -285,7 +289,7 @@ def _read(
 
 
 def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole]:
-    """The holes between segments; one that the watermark lies in is two."""
+    """Yield the holes between segments; the watermark splits a hole in two."""
     limit = _EVERY if settled is None else settled
     for left, right in pairwise(segments):
         first, last = left.last + 1, right.first - 1
@@ -295,7 +299,7 @@ def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole
 
 
 def _cells(segments: Sequence[_Segment], cell: int) -> list[float]:
-    """The share that is stored of each cell. A segment with holes lies in one: a cell is a number of chunks."""
+    """Return the stored share of each cell. A segment with holes lies within one: a cell is a number of chunks."""
     origin, last = segments[0].first, segments[-1].last
     present = [0.0] * -(-(last - origin + 1) // cell)
     for segment in segments:

@@ -1,4 +1,4 @@
-"""What the report says, as numbers. A message counts once, however many objects it lies in, as for every reader."""
+"""The report's figures. As for every reader, a message counts once, regardless of its copies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECOND = 1_000_000
 class Choice:
     """Which part of the archive is described: buckets that reach into `start` to `end`, and keys; None for all.
 
-    `complete` leaves out buckets that end after the watermark's time: something may still be added to them.
+    `complete` excludes buckets that end after the watermark's time: they may still grow.
     """
 
     start: datetime | None = None
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Messages that came more than once, and messages that came outside of their bucket's time.
+    """Redelivered messages, and messages from outside of their bucket's time.
 
     `late` messages reached the stream after their bucket's end, `early` ones before its start; the median, 95th
     percentile and greatest lateness are in seconds.
@@ -68,7 +68,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why `messages` are in the quarantine, and the one of them with the lowest sequence. Times in microseconds."""
+    """A reason for `messages` in the quarantine, with the lowest sequence as example. Times are in microseconds."""
 
     stage: str
     error: str
@@ -83,10 +83,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of one archive.
+    """The facts about one archive.
 
-    `objects` and `quarantine` are what `choice` chose; `copies` says how many messages of an object others hold, too.
-    `lives` is about the whole stream, `older_lives` were not looked at. `reasons` are the most frequent ones.
+    `objects` and `quarantine` are those that `choice` selects; `copies` has the number of an object's messages that
+    other objects hold as well. `lives` covers the whole stream; `older_lives` incarnations were not examined. `reasons`
+    are the most frequent ones.
     """
 
     stream: str
@@ -104,14 +105,14 @@ class Facts:
     reasons: Sequence[Reason]
 
     def messages(self, objects: Iterable[Stored]) -> int:
-        """How many messages these objects hold, each counted once."""
+        """Return how many messages these objects hold, each counted once."""
         return sum(stored.messages - self.copies.get(stored.name, 0) for stored in objects)
 
 
 def collect(
     spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
 ) -> Facts:
-    """Look at the archive. Raises JetcaptureError when there is none, VanishedError when it changed meanwhile."""
+    """Examine the archive. Raises JetcaptureError when there is none, VanishedError when it changed meanwhile."""
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     source = Source.open(spark, url, stream, options)
@@ -125,7 +126,7 @@ def collect(
     doubtful: Collection[ObjectName] = {stored.name for group in shared for stored in group}
     if dedupe != "none":
         copies = _copies(source, shared, dedupe)
-    if dedupe == "auto":  # what lives share of a set's copies, nobody counted
+    if dedupe == "auto":  # copies within a set were not counted per incarnation
         mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
         doubtful = {stored.name for group in mixed for stored in group}
     lives, older = coverage(source, every, copies, doubtful, source.mark)
@@ -150,7 +151,7 @@ def collect(
 
 
 def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
-    """Objects that may share messages with each other, each set of them; with `full`, all objects of each group."""
+    """Return sets of objects that may share messages; with `full`, all objects of each group."""
     of_name = {stored.name: stored for stored in objects}
     if dedupe != "full":
         return [[of_name[name] for name in cluster] for cluster in layout.clusters(of_name) if len(cluster) > 1]
@@ -161,11 +162,11 @@ def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
 
 
 def _copies(source: Source, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) -> dict[ObjectName, int]:
-    """How many of the messages stored in each set are copies, noted at the set's first object."""
+    """Return the number of copies in each set, by the set's first object."""
     if not shared:
         return {}
     rows = source.rows(dict(enumerate(shared)), ["seq", "at"])
-    # with `full`, a copy may lie in another set, too: the first one has the message
+    # with `full`, a copy may be in another set: the message counts in the first
     distinct = rows.groupBy("seq", "at").agg(sf.min("part").alias("part")) if dedupe == "full" else rows.distinct()
     counted = distinct.groupBy("part").agg(sf.count("*").alias("messages")).collect()
     found = {row["part"]: row["messages"] for row in counted}
@@ -174,7 +175,7 @@ def _copies(source: Source, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) 
 
 
 def _delivery(source: Source, objects: Sequence[Stored]) -> Delivery:
-    """Looks into the objects whose footers do not show that there is nothing to find."""
+    """Read the objects whose footers do not rule out late or redelivered messages."""
     asked: dict[int, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
     for stored in objects:
         begin, end = stored.name.bucket * _SECOND, stored.end * _SECOND
@@ -217,7 +218,7 @@ def _delivery(source: Source, objects: Sequence[Stored]) -> Delivery:
 
 
 def _reasons(source: Source, quarantine: Sequence[Stored]) -> list[Reason]:
-    """The most frequent reasons. Errors that differ in numbers or in quoted text only are one."""
+    """Return the most frequent reasons. Errors that differ only in numbers or quoted text count as one."""
     told = ("stage", "error", "subject")
     once = source.rows({0: quarantine}, ["seq", "at", *told]).groupBy("seq", "at")
     alike = sf.regexp_replace(sf.regexp_replace("error", _QUOTED, '"…"'), "[0-9]+", "N")

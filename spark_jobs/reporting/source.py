@@ -1,4 +1,4 @@
-"""Where the report's facts come from, the cheapest first: the listing and the names, then footers, then rows."""
+"""The sources of the report's facts, cheapest first: the listing and the names, then footers, then rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jetcapture_py.text import one_line
 from spark_jobs.reading.place import Place, modified
 
 UNKNOWN_INTERVAL = 3600
-"""Seconds that a bucket is taken to last when no footer says it: objects lie in directories by the hour."""
+"""Assumed length of a bucket in seconds when no footer has it: directories are hourly."""
 
 _FOOTER_THREADS = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -34,7 +34,7 @@ _COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "stage": (layout.STAGE, "string", pa.string()),
     "error": (layout.ERROR, "string", pa.string()),
 }
-"""What rows can be asked for, and what it is in the archive and in Spark; `at` is in microseconds since the epoch."""
+"""Columns that rows can have, with their names and types in the archive and in Spark; `at` is in microseconds."""
 _LEAST_TASKS = 4
 _ROWS_OF_A_TASK = 1_000_000
 _BATCH = 1 << 16
@@ -44,7 +44,7 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One object, by what its name, the listing and its footer say.
+    """One object, as described by its name, the listing and its footer.
 
     `size` is in bytes; `modified` in seconds since the epoch, None where the store does not tell; `interval`, the
     length of its bucket, in seconds; `oldest` and `newest`, the range of `_nats_timestamp`, in microseconds, None
@@ -71,7 +71,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One stream's archive and quarantine as they were listed, and up to where everything is stored, if that is known.
+    """One stream's archive and quarantine as listed, and the watermark if there is one.
 
     `entries` has what the store says of each object.
     """
@@ -87,7 +87,9 @@ class Source:
     def open(cls, spark: SparkSession, url: str, stream: str, options: Mapping[str, Any]) -> Source:
         """Find the archive and list it. Raises JetcaptureError when that is not possible, or there is none."""
         place = Place.open(url, options)
-        mark = watermark.read(place.fs, place.root, stream)  # before the listing, which then has all that it promises
+        mark = watermark.read(
+            place.fs, place.root, stream
+        )  # before the listing, which then includes all that the watermark promises
         entries = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
         if not entries:
             raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{_known(place)}")
@@ -120,13 +122,13 @@ def _listed(place: Place, directory: str) -> dict[ObjectName, Mapping[str, Any]]
 
 
 def _known(place: Place) -> str:
-    """The streams that there are, for an error."""
+    """Return the available streams, for an error."""
     try:
         entries = [str(path).rpartition("/")[2] for path in place.fs.ls(place.root, detail=False)]
-    except Exception:  # it would only add to a message that says what is wrong already
+    except Exception:  # the list only adds to an error message
         return ""
     streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-    return f"; there are: {streams}" if streams else ""
+    return f"; available: {streams}" if streams else ""
 
 
 def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches: Batches) -> Batches:
@@ -149,7 +151,7 @@ def _reading(place: Place, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise VanishedError(f"{place.shown}/{path} was removed while the report was made") from error
+        raise VanishedError(f"{place.shown}/{path} was removed while the report was generated") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise JetcaptureError(f"cannot read {place.shown}/{path}: {one_line(error)}") from error
 
@@ -178,7 +180,7 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column; None where the footer has no statistics of it."""
+    """Return minimum and maximum of a column; None without statistics in the footer."""
     places = (index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
     place = next(places, None)
     if place is None:

@@ -1,4 +1,4 @@
-"""Values as people read them, and text that shows what is in it."""
+"""Format values and text for people."""
 
 from __future__ import annotations
 

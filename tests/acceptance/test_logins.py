@@ -68,7 +68,7 @@ def test_an_nkey_seed(nats_server: Start, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="refused"):
         asyncio.run(login(servers=[server.url], nkey_seed=seed_of(nkeys.PREFIX_BYTE_USER)[0]))
     for wrong in ("hunter2", "SUAB", seed[:-3]):
-        with pytest.raises(SourceError, match=r"nats\.nkey_seed: it is not the seed of an NKey"):
+        with pytest.raises(SourceError, match=r"nats\.nkey_seed: not the seed of an NKey"):
             asyncio.run(login(servers=[server.url], nkey_seed=wrong))
 
 

@@ -152,7 +152,7 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
         (failure,) = replica.events("capture.failed")
         assert (
             failure["error"]
-            == "drain_timeout: 1000 messages were not stored and acknowledged in time, and are given back"
+            == "drain_timeout: 1000 messages were not stored and acknowledged in time; they are redelivered"
         )
         (archive / "ORDERS").unlink()
         assert replica.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"
@@ -227,7 +227,7 @@ def test_objects_are_named_as_documented_and_a_run_without_messages_leaves_none(
         ({"key": "no_such:function"}, "key: cannot import no_such:function: ModuleNotFoundError"),
         (
             {"store": {"url": "az://container/a"}},
-            "store.options: az:// cannot be used with them; ValueError: unable to connect",
+            "store.options: az:// does not accept them; ValueError: unable to connect",
         ),
     ],
 )

@@ -41,9 +41,9 @@ def check_subject(subject: str) -> None:
     if not {"*", ">"}.isdisjoint(subject.split(".")):
         raise SourceError(f"invalid subject {subject!r}: a message cannot be published to a wildcard")
     if subject.startswith(("$JS.", "$SYS.")):
-        raise SourceError(f"invalid subject {subject!r}: it belongs to the server")
+        raise SourceError(f"invalid subject {subject!r}: it is reserved for the server")
     if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
-        raise SourceError(f"invalid subject {subject[:40]!r}…: {size} bytes are more than the protocol has room for")
+        raise SourceError(f"invalid subject {subject[:40]!r}…: {size} bytes exceed the protocol's limit")
 
 
 def unusual_subjects(subjects: pa.Array) -> list[str]:

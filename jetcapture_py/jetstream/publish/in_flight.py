@@ -109,4 +109,4 @@ def _problem(data: bytes) -> tuple[bool, str] | None:
         text = f"{error.get('description', 'no reason given')} ({error.get('err_code', 0)})"
         return error.get("code") in (429, 503), text
     except (ValueError, AttributeError):
-        return False, f"unintelligible answer {data[:100]!r}"
+        return False, f"unexpected answer {data[:100]!r}"

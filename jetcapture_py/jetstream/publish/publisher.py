@@ -120,7 +120,7 @@ class Publisher:
         try:
             await self._nc.flush()  # messages overtake other commands: the subscription must be there first
         except (nats.errors.Error, TimeoutError) as error:
-            raise SourceError("the connection to NATS is not up") from error
+            raise SourceError("there is no connection to NATS") from error
         return self
 
     async def __aexit__(self, exc_type: object, *_: object) -> None:

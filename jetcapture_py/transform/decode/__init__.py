@@ -1,4 +1,4 @@
-"""Decoders: payloads to columns, one file a format."""
+"""Decoders: payloads to columns, one file per format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FormatConfig(Protocol):
 
     @property
     def format(self) -> str:
-        """raw, json, or `package.module:object`, a `Decoder` or what makes one when called without arguments."""
+        """raw, json, or `package.module:object`: a `Decoder`, or a callable that returns one."""
         ...
 
     @property
@@ -41,11 +41,11 @@ class FormatConfig(Protocol):
 
 
 def make_decoder(config: FormatConfig) -> Decoder:
-    """The decoder that `config` asks for; ValueError, one line, when there is none."""
+    """Return the configured decoder. Raises ValueError with one line."""
     if config.format == "json":
         return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
     if config.columns:
-        raise ValueError(f"columns can be declared for the format json, not for {config.format!a}")
+        raise ValueError(f"columns can be declared for format json only, not for {config.format!a}")
     if config.format == "raw":
         return RawDecoder()
     if not plugins.is_reference(config.format):
@@ -56,7 +56,7 @@ def make_decoder(config: FormatConfig) -> Decoder:
         try:
             made = found()
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{config.format} cannot be made: {one_line(error)}") from error
+            raise ValueError(f"{config.format} cannot be created: {one_line(error)}") from error
     if not callable(getattr(made, "decode", None)):
         raise ValueError(f"{config.format} is not a decoder: it has no method decode")
     return cast("Decoder", made)

@@ -1,4 +1,4 @@
-"""Call decoders of any origin and check their results, so that a message that one cannot handle fails alone."""
+"""Call decoders and check their results, so that a message that one cannot handle fails alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
 
 _TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
-"""Column names that are not a decoder's to give."""
+"""Column names reserved for the archive."""
 _OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
 """Decoders whose columns need no validation."""
 _LONGEST_STAGE = 40
@@ -28,10 +28,9 @@ _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
 
 def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
-    """Decode a batch. If the decoder raises or breaks its promises, decode each message alone to find the bad ones.
+    """Decode a batch. If the decoder raises or breaks its contract, decode each message alone to find the bad ones.
 
-    Raises nothing but BatchTooWideError, for several messages, whatever the decoder does: `sys.exit` in it fails a
-    message, too.
+    Raises only BatchTooWideError, for several messages, whatever the decoder does: even `sys.exit` fails one message.
     """
     if not len(batch):
         return Decoded(fields=_NOTHING)
@@ -40,7 +39,7 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     except BatchTooWideError:
         if len(batch) > 1:
             raise
-        return _failed("the decoder finds its columns too large")
+        return _failed("the decoder refused its columns as too large")
     except BaseException as error:
         if len(batch) == 1:
             return _failed(error)
@@ -93,15 +92,15 @@ def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
     """Return the result for `count` messages if it is as `Decoded` and `Decoder` promise; raise otherwise."""
     if not hasattr(decoded, "fields"):
-        raise TypeError(f"the decoder gave {type(decoded).__name__} and not Decoded")
+        raise TypeError(f"the decoder returned {type(decoded).__name__} instead of Decoded")
     fields, messages = decoded.fields, decoded.messages
     if not isinstance(fields, pa.RecordBatch):
-        raise TypeError(f"the decoder gave {type(fields).__name__} and not a RecordBatch as fields")
+        raise TypeError(f"the decoder returned {type(fields).__name__} instead of a RecordBatch as fields")
     if not (messages is None or isinstance(messages, pa.Array)):
-        raise TypeError(f"the decoder gave {type(messages).__name__} and not an int32 array as messages")
+        raise TypeError(f"the decoder returned {type(messages).__name__} instead of an int32 array as messages")
     columns = getattr(decoded, "columns", None)
     if not (columns is None or isinstance(columns, pa.Schema)):
-        raise TypeError(f"the decoder gave {type(columns).__name__} and not a Schema as columns")
+        raise TypeError(f"the decoder returned {type(columns).__name__} instead of a Schema as columns")
     if not ours:
         fields.validate(full=True)
         if messages is not None:
@@ -118,12 +117,12 @@ def _check_columns(schema: pa.Schema, *, ours: bool) -> None:
     """Raise unless columns of these names and types can be stored."""
     names = [name.lower() for name in schema.names]
     if len(set(names)) < len(names):
-        raise ValueError("the decoder gave two columns of one name (case does not count)")
+        raise ValueError("the decoder returned duplicate columns (case-insensitive)")
     if taken := _TAKEN.intersection(names):
-        raise ValueError(f"the decoder gave a column {min(taken)}, a name of the archive's own")
+        raise ValueError(f"the decoder returned a column {min(taken)}, which is reserved for the archive")
     for column in () if ours else schema:
         if (problem := _unstorable(column.type)) is not None:
-            raise TypeError(f"the decoder gave a column of the type {column.type}, which cannot be stored: {problem}")
+            raise TypeError(f"the decoder returned a column of type {column.type}, which cannot be stored: {problem}")
 
 
 def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Sequence[Failure], count: int) -> None:
@@ -131,26 +130,26 @@ def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Seq
     failed = [failure.index for failure in failures]
     if messages is None:
         if failed or rows not in (None, count):
-            raise ValueError(f"the decoder gave {rows} rows and {len(failed)} failures for {count} messages")
+            raise ValueError(f"the decoder returned {rows} rows and {len(failed)} failures for {count} messages")
         return
     origins = messages.to_numpy()
     if rows not in (None, len(origins)):
-        raise ValueError(f"the decoder gave {rows} rows and named the messages of {len(origins)}")
+        raise ValueError(f"the decoder returned {rows} rows and {len(origins)} message numbers")
     if (origins[1:] < origins[:-1]).any():
-        raise ValueError("the decoder named the messages of its rows in another order than theirs")
+        raise ValueError("the decoder returned message numbers that are not in order")
     named = [*failed, *origins[:1], *origins[-1:]]
     if any(not 0 <= index < count for index in named):
         raise ValueError(f"the decoder named message {max(named, key=abs)}, and was given {count}")
     times = np.bincount(failed, minlength=count) if failed else np.zeros(count, np.int64)
     times[np.unique(origins)] += 1
     if (times != 1).any():
-        raise ValueError("the decoder gave neither rows nor a failure, or both, or several failures, for a message")
+        raise ValueError("the decoder must return either rows or one failure for each message")
 
 
 def _failure(given: Any) -> Failure:
-    """Make a failure fit to be stored: the decoder may have put anything into it."""
+    """Sanitize a failure for storing: the decoder may have put anything into it."""
     stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
-    error = one_line(given.error) or "the decoder gave no reason"
+    error = one_line(given.error) or "the decoder returned no reason"
     return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)
 
 

@@ -1,4 +1,4 @@
-"""What the JSON decoders share. Guarantee: a message that is refused neither changes nor costs its neighbours."""
+"""Shared parts of the JSON decoders. Guarantee: a refused message does not affect its neighbors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
 REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.MsgspecError, pa.ArrowException)
-"""What msgspec, Arrow and our own checks raise over data; anything else is a bug or a dying process."""
+"""Errors that msgspec, Arrow and our checks raise for bad data; anything else is a bug or a dying process."""
 
 Row = TypeVar("Row")
 Build = Callable[[list[Any]], pa.Array]
@@ -45,7 +45,7 @@ def failure(index: int, error: object, stage: str = "decode") -> Failure:
 
 
 def show(value: object) -> str:
-    """`value` for an error text: escaped, and not long."""
+    """Return `value` for an error text: escaped and shortened."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -74,7 +74,7 @@ def decode_each(
 ) -> list[Row | None]:
     """What `decode` made of each payload; None, and an entry in `failures`, where it refused.
 
-    All payloads go through one iterator: after a refusal it goes on with the next, and nothing is decoded twice.
+    All payloads go through one iterator: after a refusal it continues with the next, so nothing is decoded twice.
     """
     rows: list[Row | None] = []
     decoded = map(decode, payloads)
@@ -128,9 +128,9 @@ def _build(column: Values) -> tuple[pa.Array, dict[int, str]]:
 
 
 def search(build: Callable[[Any], object], values: Any) -> dict[int, str]:
-    """Which of `values` (a sequence that slices) `build` refuses, and why.
+    """Return which of `values` (a sequence that slices) `build` refuses, and why.
 
-    By halves, so that a bad one among n costs 2 n and not n builds.
+    By bisection: one bad value among n costs as much as building 2 n values, not n builds.
     """
     try:
         build(values)

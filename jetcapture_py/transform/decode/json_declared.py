@@ -1,7 +1,7 @@
-"""JSON with declared columns: one object a message, decoded straight into the types asked for.
+"""JSON with declared columns: one object per message, decoded directly into the declared types.
 
-Strict: no type is coerced into another. A field that is missing or null is null; fields nobody declared are skipped,
-yet must be well-formed; of duplicate fields the last one counts. Whatever does not fit is a `Failure`.
+Strict: no type is coerced into another. A field that is missing or null is null; undeclared fields are skipped,
+but must be well-formed; the last of duplicate fields counts. Anything that does not fit is a `Failure`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class JsonDecoder:
         for declared, output in zip(columns, self._outputs, strict=True):
             if (other := taken.setdefault(output.name.lower(), declared)) != declared:
                 raise ValueError(
-                    f"columns {show(other)} and {show(declared)} are one column to Spark (case does not count, and"
+                    f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
                     f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
                 )
 
@@ -125,12 +125,12 @@ def _output(name: str, column: JsonColumn, passes: list[_Object]) -> _Output:
     """
     try:
         if not is_text(name):
-            raise ValueError("the name is not valid text: a surrogate is in it, which is no character")
+            raise ValueError("the name is not valid text: it contains a surrogate")
         declared = parse_declared(column.type)
         leaf = codec(declared, column.unit)
         path = [name] if column.path is None else column.path.split(".")
         if "" in path and column.path is not None:
-            raise ValueError(f"path: {show(column.path)}: names with one dot between them, as in customer.address.city")
+            raise ValueError(f"path: {show(column.path)}: names separated by one dot, such as customer.address.city")
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None

@@ -48,7 +48,7 @@ _SCALARS = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "st
 
 
 class InferringJsonDecoder:
-    """Decodes whatever fields there are.
+    """Decodes all fields that messages have.
 
     A batch has the columns that have a value in it, of the types that the process has learned so far.
     """
@@ -87,7 +87,7 @@ class InferringJsonDecoder:
         return self._columns
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
-        """Move documents for whose new fields there is no room from `decoded` to `failures`."""
+        """Move documents whose new fields do not fit from `decoded` to `failures`."""
         names = set(self._root.shapes)
         room = self._room.names
         if _excess(set().union(*decoded.values()) - names, len(names), room) is None:
@@ -103,7 +103,7 @@ class InferringJsonDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
-_TOO_WIDE = f"more than {MAX_CELLS} values, with those that its lists and objects lack; declare decode.columns"
+_TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
 
 
 def _size(names: Iterable[str]) -> int:
@@ -111,7 +111,7 @@ def _size(names: Iterable[str]) -> int:
 
 
 def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
-    """Why an object with `known` fields may not have the `new` ones, too; their names may have `room` bytes."""
+    """Return why an object with `known` fields cannot have the `new` ones as well; names may take `room` bytes."""
     if not new:
         return None
     size, longest = max((len(name.encode()), name) for name in new)
@@ -126,7 +126,7 @@ def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
 
 @dataclass(slots=True)
 class Room:
-    """What messages may still bring, so that none can make the schema grow without end.
+    """Limits on new columns, so that the schema cannot grow without bound.
 
     `fields` and `names` are left for nested objects and bytes of names, `cells` for the values of one batch;
     `changed` says whether the known columns have.
@@ -324,7 +324,7 @@ def _kinds(values: Sequence[Any]) -> set[str]:
 
 
 def _wider(known: str, kind: str) -> str:
-    """The narrowest kind that holds both."""
+    """Return the narrowest kind that holds both."""
     if known in ("null", kind):
         return kind
     return "double" if {known, kind} == {"int64", "double"} else "string"

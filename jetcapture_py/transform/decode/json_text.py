@@ -1,4 +1,4 @@
-"""Read fields of JSON messages as the text that was sent, each from its own message alone.
+"""Read fields of JSON messages as the text that was sent, each from its own message.
 
 For keys: the columns of a decoder that infers them depend on the messages before, and a key must not.
 """

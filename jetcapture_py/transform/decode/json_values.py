@@ -52,7 +52,7 @@ def codec(declared: pa.DataType, unit: str | None = None) -> Codec:
     With `unit` (s, ms, us, ns; timestamps only) a timestamp is a number of such units since 1970, else RFC 3339 text.
     """
     if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
-        raise ValueError(f"unit: {show(unit)}: a timestamp, and nothing else, has a unit: s, ms, us or ns")
+        raise ValueError(f"unit: {show(unit)}: only a timestamp has a unit: s, ms, us or ns")
     types = pa.types
     if declared == JSON:
         return Codec(msgspec.Raw, _json_texts)
@@ -85,7 +85,7 @@ def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
         )
     except ValueError as error:
         raise ValueError(
-            f"a field's name in JSON holds no quotes, backslashes or control characters: {error}"
+            f"a JSON field name cannot contain quotes, backslashes or control characters: {error}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""No decoding: the payload stays what it is, and the archive's envelope holds it."""
+"""No decoding: the payload is stored unchanged in the envelope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jetcapture_py.transform.batch import Decoded, MessageBatch
 
 
 class RawDecoder:
-    """Refuses nothing and gives no fields.
+    """Accepts every message and adds no fields.
 
     Every `Decoded` without columns has `fields.num_columns == 0` (and 0 rows, as Arrow counts them); with `messages`
     None it means every message of the batch, else those listed.

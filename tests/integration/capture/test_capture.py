@@ -362,7 +362,7 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
             asyncio.run(scenario())
         (error,) = leaves(caught.value)
         assert isinstance(error, DrainError)
-        assert str(error).startswith("drain: acknowledgements were not confirmed")
+        assert str(error).startswith("drain: the server did not confirm the acknowledgements")
     else:
         asyncio.run(scenario())
 
@@ -549,7 +549,7 @@ def test_a_deleted_consumer_ends_the_capture_and_what_was_held_is_stored(nats_se
                     await client.jetstream().delete_consumer(STREAM, CONSUMER)
                 await until(lambda: capture.source.failure is not None, "the deletion is noticed")
 
-        with pytest.raises(SourceError, match="consumer archive of stream ORDERS can no longer be pulled from"):
+        with pytest.raises(SourceError, match="consumer archive of stream ORDERS no longer accepts pulls"):
             await delete_under_a_capture()
         assert len(rows(tmp_path / "archive")) == 100
 
@@ -604,7 +604,7 @@ def test_filters_and_the_start_of_a_new_consumer_are_as_configured(nats_server: 
         ({"ack_policy": "none"}, "has ack_policy none; explicit is needed"),
         ({"ack_policy": "all"}, "has ack_policy all; explicit is needed"),
         ({"ack_policy": "explicit", "headers_only": True}, "has headers_only set; it must be off"),
-        ({"ack_policy": "explicit", "deliver_subject": "somewhere"}, "is a push consumer; a pull consumer is needed"),
+        ({"ack_policy": "explicit", "deliver_subject": "somewhere"}, "is a push consumer; a pull consumer is required"),
     ],
 )
 def test_a_consumer_that_cannot_keep_the_promise_is_refused(

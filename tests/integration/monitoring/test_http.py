@@ -270,7 +270,7 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
                 await ready(port, 200, "ready")
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
-                    await ready(port, 503, "consuming: the server does not answer our pulls")
+                    await ready(port, 503, "consuming: the server does not answer pulls")
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
                 await ready(port, 200, "ready")
@@ -289,7 +289,7 @@ def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: St
         server = nats_server()
         await publish(server.url, [("orders.eu", b"", None)])
         with serve(Capture(config(server.url, tmp_path / "archive")).state, "127.0.0.1:0") as port:
-            assert await asked(port, "/readyz") == (503, "connected: not yet\n")
+            assert await asked(port, "/readyz") == (503, "connected: not connected yet\n")
             assert samples((await asked(port, "/metrics"))[1])["jetcapture_ready", ""] == 0
         store = MoodyStore(tmp_path / "archive")
         whole = Capture(config(server.url, tmp_path / "archive"), store=store)
@@ -299,7 +299,7 @@ def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: St
             await until(lambda: capture.blocks.open == 1, "it has started")
             store.answers.clear()
             stop.set()
-            await ready(port, 503, "consuming: draining, nothing is pulled any more")
+            await ready(port, 503, "consuming: draining, no more pulls")
             store.answers.set()
             await task
 
@@ -352,7 +352,7 @@ def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Pat
             status, page = await asked(port, "/?x=1")
             assert status == 200
             assert f"<h1>{STREAM} / &lt;b&amp;archive</h1>" in page
-            assert "<p class=bad>connected: not yet</p>" in page
+            assert "<p class=bad>connected: not connected yet</p>" in page
             assert "<td>Messages received from the server<td><td class=number>0" in page
             assert "<b&" not in page
             assert await asked(port, "/", "HEAD") == (200, "")

@@ -151,7 +151,7 @@ def test_probes_are_answered_while_the_event_loop_is_busy(tmp_path: Path) -> Non
             thread = threading.Thread(target=lambda: answers.extend(get(port, path) for path in ("/livez", "/readyz")))
             thread.start()
             thread.join()  # the loop waits here, and does nothing else
-            assert answers == [(200, "alive\n"), (503, "connected: not yet\n")]
+            assert answers == [(200, "alive\n"), (503, "connected: not connected yet\n")]
 
     asyncio.run(scenario())
 

@@ -108,7 +108,7 @@ def test_of_a_message_in_archive_and_quarantine_each_is_read_once(nats_server: S
             copy_to(root, name, key=None, quarantine=True)
             report = await verify(settings)
             assert (report.read_twice, report.also_quarantined, report.exit_code(strict=True)) == (0, name.rows, 0)
-            assert lines(report, f"quarantine: {name.rows} messages are in the archive too")
+            assert lines(report, f"quarantine: {name.rows} messages are also in the archive")
             copy_to(root, name, key=None, quarantine=True, bucket=name.bucket + 900)
             report = await verify(settings)
             assert (report.read_twice, report.exit_code()) == (name.rows, 1)
@@ -259,9 +259,7 @@ def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path)
             other = replace(watermark.decode(data), stream="PAYMENTS")
             store.write_note(watermark.path(STREAM), other.encode())
             report = await verify(settings)
-        assert lines(report, "watermark: ") == [
-            f"watermark: the watermark is wrong: it is that of stream PAYMENTS, not of {STREAM}"
-        ]
+        assert lines(report, "watermark: ") == [f"watermark: the watermark belongs to stream PAYMENTS, not {STREAM}"]
         assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
     asyncio.run(scenario())

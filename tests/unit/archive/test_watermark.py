@@ -183,7 +183,7 @@ def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
 
 
 def test_a_file_of_another_stream_is_an_error_that_says_so() -> None:
-    with pytest.raises(JetcaptureError, match="it is that of stream S, not of OTHER"):
+    with pytest.raises(JetcaptureError, match="the watermark belongs to stream S, not OTHER"):
         decode(mark().encode(), "OTHER")
 
 
@@ -245,7 +245,7 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "S") == written
     assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER") is None
     file.rename(file.with_name("OTHER.json"))  # as a copy by hand may be named
-    with pytest.raises(JetcaptureError, match="it is that of stream S, not of OTHER"):
+    with pytest.raises(JetcaptureError, match="the watermark belongs to stream S, not OTHER"):
         watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER")
 
 

@@ -489,7 +489,7 @@ def test_a_footer_is_read_from_the_end_of_an_object_and_only_if_its_checksum_is_
         assert footer.read(lambda size, data=data: data[-size:]) == metadata(encoded)  # type: ignore[misc]
     place = data.rindex(b"jetcapture.key_rule")
     for broken in (data[:-1], data[:place] + b"J" + data[place + 1 :], b"", b"PAR1", data[-100:], b"x" * 70_000):
-        with pytest.raises(ValueError, match="no footer that is proven"):
+        with pytest.raises(ValueError, match="no footer with a valid checksum"):
             footer.read(lambda size, broken=broken: broken[-size:])  # type: ignore[misc]
 
 

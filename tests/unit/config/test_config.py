@@ -90,12 +90,12 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "source.consumer",
             "a.b",
-            "source.consumer: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"a.b\"",
+            "source.consumer: expected a name without spaces, '.', '*', '>', '/' and '\\', got \"a.b\"",
         ),
         (
             "source.stream",
             "_quarantine",
-            'source.stream: "_quarantine" is a directory of the archive and cannot be a stream\'s name in it',
+            'source.stream: "_quarantine" is reserved for a directory of the archive and cannot be a stream\'s name',
         ),
         ("source.batch", 0, "source.batch: expected at least 1, got 0"),
         ("source.batch", True, "source.batch: expected a whole number, got true"),
@@ -141,7 +141,7 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "decode.keep_payload",
             False,
-            "decode.keep_payload: false together with format raw would keep nothing of a message",
+            "decode.keep_payload: false with format raw would keep nothing of a message",
         ),
         ("key", {"subject": None}, 'key: expected text, got a mapping; put it in quotes: "{subject}"'),
         ("key", None, 'key: expected a template such as "{subject}", got nothing; write "" for one key'),
@@ -179,7 +179,7 @@ def test_the_defaults_are_the_contract() -> None:
             "nats.servers",
             "localhost:4222",
             (
-                "nats.servers[0]: expected an address that begins with nats://, tls://, ws:// or wss://, "
+                "nats.servers[0]: expected an address that starts with nats://, tls://, ws:// or wss://, "
                 'got "localhost:4222"'
             ),
         ),
@@ -191,22 +191,22 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "nats.servers",
             ["nats://a", "ws://b"],
-            "nats.servers: expected either ws:// and wss:// or nats:// and tls://, not both kinds",
+            "nats.servers: expected only ws:// and wss://, or only nats:// and tls://",
         ),
-        ("nats.inbox_prefix", "a.*", 'nats.inbox_prefix: expected a subject without wildcards and blanks, got "a.*"'),
-        ("nats.user", "me", "nats.password: required with user, but not set (password_file would do, too)"),
+        ("nats.inbox_prefix", "a.*", 'nats.inbox_prefix: expected a subject without wildcards and spaces, got "a.*"'),
+        ("nats.user", "me", "nats.password: required with user, but not set (or set password_file)"),
         ("nats.password", SECRET, "nats.user: required with a password, but not set"),
         ("nats.tls", {"cert": "/c.pem"}, "nats.tls.key: required with cert, but not set"),
         ("nats.tls", {"key": "/k.pem"}, "nats.tls.cert: required with key, but not set"),
         (
             "nats",
             {"token": SECRET, "creds": "/x.creds"},
-            "nats.creds: cannot be used together with token; there is one way to log in",
+            "nats.creds: cannot be combined with token; choose one way to log in",
         ),
         (
             "nats",
             {"token": SECRET, "token_file": "/run/token"},
-            "nats.token_file: cannot be used together with token",
+            "nats.token_file: cannot be combined with token",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_wrong_setting_gives_one_line_with_path_reason_and_suggestion(path: st
 def test_every_wrong_setting_is_named_at_once() -> None:
     data = {"source": {"stream": "A B", "batch": 0}, "block": {"interval": "abc"}, "blck": {}}
     assert problems_of(data) == (
-        "source.stream: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"A B\"",
+        "source.stream: expected a name without spaces, '.', '*', '>', '/' and '\\', got \"A B\"",
         "source.consumer: required, but not set",
         "source.batch: expected at least 1, got 0",
         'block.interval: expected a duration such as 15m, got "abc"',
@@ -408,7 +408,7 @@ def test_variables_expand_as_documented(written: str, env: dict[str, str], value
 def test_an_unset_variable_is_named_with_its_path() -> None:
     assert yaml_problems("nats:\n  servers: [nats://a, '${NATS_URL}']\nkey: ${a b}\n") == (
         "nats.servers[1]: the environment variable NATS_URL is not set; set it, or write ${NATS_URL:-default}",
-        "key: expected ${NAME} or ${NAME:-default}; write $$ for one $",
+        "key: expected ${NAME} or ${NAME:-default}; write $$ for a $",
     )
 
 
@@ -436,11 +436,11 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
         ),
         (
             "key: {subject[1]}\n",
-            "line 1, column 14: not valid YAML: expected ',' or '}', but got '['; text with braces must be in quotes",
+            "line 1, column 14: not valid YAML: expected ',' or '}', but got '['; text with braces must be quoted",
         ),
         (
             "key: {{ tenant }}\n",
-            "key: a setting's name must be text (line 1); text that begins with { or [ must be in quotes",
+            "key: a setting's name must be text (line 1); text that starts with { or [ must be quoted",
         ),
         (
             "nats:\n\tuser: a\n",
@@ -450,37 +450,37 @@ def test_an_empty_tls_section_asks_for_tls() -> None:
             f"nats:\n  password: @{SECRET}\n",
             (
                 "line 2, column 13: not valid YAML: unexpected character; "
-                "text that begins with a special character must be in quotes"
+                "text that starts with a special character must be quoted"
             ),
         ),
         (
             f"nats:\n  password: *{SECRET}\n",
             (
                 "line 2, column 13: not valid YAML: unexpected character; "
-                "text that begins with a special character must be in quotes"
+                "text that starts with a special character must be quoted"
             ),
         ),
         (
             f"nats:\n  password: !{SECRET} x\n",
-            "nats.password: YAML tags are not supported (line 2); text that begins with ! must be in quotes",
+            "nats.password: YAML tags are not supported (line 2); text that starts with ! must be quoted",
         ),
         (
             f"key: a: {SECRET}\n",
             (
                 "line 1, column 7: not valid YAML: mapping values are not allowed here; "
-                'text that contains ": " must be in quotes'
+                'text that contains ": " must be quoted'
             ),
         ),
         ("a: &a [*a]\n", "a[0]: the value contains itself (line 1)"),
-        (f'a: "{SECRET}\\ud800"\n', "a: not valid text: a surrogate is in it, which is no character (line 1)"),
+        (f'a: "{SECRET}\\ud800"\n', "a: not valid text: it contains a surrogate (line 1)"),
         (
             'a:\n  "b\\udfff": 1\n',
-            'a["b\\udfff"]: not valid text: a surrogate is in it, which is no character (line 2)',
+            'a["b\\udfff"]: not valid text: it contains a surrogate (line 2)',
         ),
         ("a: " + "[" * 5000, "the settings are nested too deeply"),
-        ("a: \0", "line 1: not valid YAML: a character that text files do not have"),
+        ("a: \0", "line 1: not valid YAML: it contains a control character"),
         ("a: 1\n---\na: 2\n", "line 2, column 1: not valid YAML: but found another document"),
-        ("a: " + "9" * 5000, "a: not a number that can be read (line 1)"),
+        ("a: " + "9" * 5000, "a: not a readable number (line 1)"),
         ("", "expected a mapping of settings, got nothing"),
         ("- a\n", "expected a mapping of settings, got a list"),
     ],

@@ -55,7 +55,7 @@ def test_messages_that_the_server_sent_and_that_did_not_come_are_noticed(form: s
     async def scenario() -> None:
         reader = Reader()
         assert reader.receive(*(reply(form, 48 + count, count) for count in (1, 2, 3))) == (False, "")
-        missing = "messages that the server sent did not come"
+        missing = "messages sent by the server did not arrive"
         assert reader.receive(reply(form, 60, 4), reply(form, 70, 7)) == (False, missing)
         assert reader.receive(reply(form, 100, 8, pending=0)) == (False, missing)
         assert reader.waiting == 3  # nothing behind a gap is handed on: the next consumer brings it again

@@ -249,7 +249,7 @@ def test_a_key_that_is_too_long_for_a_directory_quarantines_its_message(letter: 
     assert sorted(seqs(prepared.rows)) == [1, 3, 4]
     assert {run.key for run in prepared.runs} == {"a", fits, "b"}
     assert faults(prepared) == {2: "key", 5: "key"}
-    assert "240 are allowed" in prepared.quarantine.column(layout.ERROR)[0].as_py()
+    assert "the limit is 240" in prepared.quarantine.column(layout.ERROR)[0].as_py()
 
 
 def test_a_key_function_that_raises_for_a_message_quarantines_it_alone() -> None:

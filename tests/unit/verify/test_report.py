@@ -81,14 +81,14 @@ def test_each_fault_is_in_the_first_line() -> None:
     promised = replace(COMPLETE, complete=False, watermark=WatermarkFinding(seq=9, time=NOON, problem="it lies"))
     assert lines(promised)[0].startswith("NOT complete: the watermark promises")
     assert lines(replace(COMPLETE, stored=0, up_to=0, up_to_time=None))[0] == (
-        "complete: there is nothing to store up to sequence 0"
+        "complete: nothing to store up to sequence 0"
     )
 
 
 def test_few_holes_are_shown_each_and_many_as_those_that_lie_together() -> None:
     few = lines(with_holes(hole(1, 5), hole(9, 9)))
     assert few[2:5] == [
-        "holes: messages that the stream has and the archive has not",
+        "holes: messages in the stream that are missing from the archive",
         "  1 to 5, 5 messages, 2026-05-01T12:00:01Z to 2026-05-01T12:00:05Z",
         "  9, 1 message, 2026-05-01T12:00:09Z",
     ]
@@ -156,9 +156,9 @@ def test_copies_and_objects_without_checksums_are_a_line_each_and_examples() -> 
     )
     assert found[twice + 1] == "  1 (2026-05-01T12:00:00Z): a/1.parquet, b/1.parquet"
     assert found[twice + 1 + SHOWN] == f"  and {5000 - SHOWN:,} more"
-    unsigned = found.index("without checksums: objects that something other than jetcapture has written")
+    unsigned = found.index("without checksums: objects not written by jetcapture")
     assert found[unsigned + 1] == "  c/1.parquet"
-    assert "quarantine: 1 message is in the archive too, and read from each of them once" in found
+    assert "quarantine: 1 message is also in the archive, and read once from each" in found
     assert "duplicates: 5,000 further copies; readers drop those under one key and bucket" in found
 
 

@@ -173,7 +173,7 @@ class TestChoice:
         summary = at_once(spark, hours, tell=said.append)
         assert summary.changes == ()
         assert said == [
-            f"buckets that end after the watermark, {known.time.isoformat()}, are not complete and are left alone"
+            f"buckets that end after the watermark, {known.time.isoformat()}, are incomplete and are left alone"
         ]
         path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
         assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
@@ -202,7 +202,7 @@ class TestChoice:
             """The process ended while it waited."""
 
         def end(line: str) -> None:
-            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers, then 12 objects are removed", line)
+            assert re.fullmatch(r"waiting (5m|4m\d+s) for readers before removing 12 objects", line)
             raise EndedError
 
         for _ in range(2):  # the second time everything is written, but not long ago
@@ -294,7 +294,7 @@ class TestCommand:
         [
             (["file:///nowhere/at/all", "ORDERS"], "no objects of stream ORDERS under file:///nowhere/at/all"),
             (["file:///tmp/{key}/x", "ORDERS"], "name one of them"),
-            (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be more than nothing"),
+            (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be above 0"),
             (["file:///tmp", "ORDERS", "--quarantine", "--key", "a"], "not divided by key"),
         ],
     )

@@ -106,7 +106,7 @@ def test_a_stream_created_again_while_it_is_read_is_an_error(live: Live) -> None
 @pytest.mark.usefixtures("small_steps")
 def test_a_server_that_stays_away_is_one_clear_error(live: Live) -> None:
     live.fill(MESSAGES)
-    with pytest.raises(SourceError, match="NATS did not serve us for 1 s: the connection is lost"):
+    with pytest.raises(SourceError, match="NATS did not respond for 1 s: the connection is lost"):
         list(sequences(live, live.read_options(timeout="1s"), between=live.server.kill))
 
 

@@ -42,11 +42,11 @@ def test_values_are_read_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"stream": "A.B"}, "stream: expected a name without blanks, '.', '*', '>', '/' and '\\', got \"A.B\""),
+        ({"stream": "A.B"}, "stream: expected a name without spaces, '.', '*', '>', '/' and '\\', got \"A.B\""),
         ({"startingOffset": "1"}, "startingOffset: unknown option; did you mean startingOffsets?"),
         ({"subject": "a"}, "subject: unknown option; did you mean subjects?"),
         ({"kafka.bootstrap.servers": "a"}, "kafka.bootstrap.servers: unknown option"),
-        ({"path": "ORDERS"}, "path: NATS has none; load() and save() take no argument"),
+        ({"path": "ORDERS"}, "path: not supported; call load() and save() without an argument"),
         ({"subjects": "a..b"}, 'subjects[0]: expected a subject such as orders.*.new or orders.>, got "a..b"'),
         (
             {"startingOffsets": "first"},
@@ -93,7 +93,7 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
         (
             {"format": "json"},
             ("_nats_seq", st.LongType()),
-            "format json: there is no column to decode: name them in option columns, or in the schema",
+            "format json: no column to decode: declare them in option columns, or in the schema",
         ),
         ({}, ("_NATS_SEQ", st.StringType()), "column _NATS_SEQ: its type is bigint"),
         ({}, ("id", st.LongType()), "format raw has no column id; format json decodes it from the payload"),
@@ -101,7 +101,7 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
         (
             {"format": "json"},
             ("id", st.LongType(), False),
-            "column id: what others publish cannot be promised to be NOT",
+            "column id: published data cannot be declared NOT",
         ),
         (
             {"format": "json"},

@@ -199,7 +199,7 @@ def test_json_without_columns_says_what_to_do(spark: SparkSession, live: Live) -
     with pytest.raises(Exception, match="format json") as raised:
         spark.read.format("nats").options(**live.options, format="json").load()
     assert message(raised.value) == (
-        "format json: there is no column to decode: name them in option columns, or in the schema"
+        "format json: no column to decode: declare them in option columns, or in the schema"
     )
 
 

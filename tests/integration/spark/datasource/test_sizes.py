@@ -129,5 +129,5 @@ def test_a_server_that_sends_nothing_but_signs_of_life_is_one_clear_error(
 
         asyncio.run(work())
 
-    with pytest.raises(SourceError, match="nothing came from stream ORDERS for 2 s: the server is there, but sends no"):
+    with pytest.raises(SourceError, match="no message from stream ORDERS for 2 s: the server answers, but sends no"):
         list(read(live.read_options(timeout="2s"), pause))

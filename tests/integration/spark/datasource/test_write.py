@@ -161,7 +161,7 @@ def test_a_column_is_found_in_any_case_unless_the_session_is_case_sensitive(spar
         write(spark.sql("SELECT 'orders.b' AS subject, 1 AS Subject, 2 AS Headers"), live)
         assert json.loads(stored(live)[-1].payload) == {"Subject": 1, "Headers": 2}
         error = failure(spark.sql("SELECT 'orders.b' AS Subject, 'x' AS payload"), live)
-        assert error.startswith("there is no subject")
+        assert error.startswith("no subject: ")
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 
@@ -203,7 +203,7 @@ def test_a_table_whose_options_spark_drops_is_never_written_to(spark: SparkSessi
     with pytest.raises(Exception, match="CREATE TABLE") as raised:
         spark.sql(f"CREATE TABLE lost USING nats OPTIONS (servers '{live.server.url}', stream 'ORDERS')")
     assert message(raised.value) == (
-        "CREATE TABLE: Spark keeps no options of a table for a data source in Python; "
+        "CREATE TABLE: Spark does not store table options for a Python data source; "
         "use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
     )
     spark.sql(f"CREATE TABLE lost (subject string, payload string) USING nats OPTIONS (servers '{live.server.url}')")
@@ -211,7 +211,7 @@ def test_a_table_whose_options_spark_drops_is_never_written_to(spark: SparkSessi
         for sql in ("INSERT INTO lost VALUES ('orders.a', 'x')", "SELECT * FROM lost"):
             with pytest.raises(Exception, match="no options") as raised:
                 spark.sql(sql).collect()
-            assert message(raised.value).startswith("there are no options, not even servers: ")
+            assert message(raised.value).startswith("no options are set, not even servers; ")
     finally:
         spark.sql("DROP TABLE lost")
 
@@ -238,7 +238,7 @@ def test_sql_inserts_through_a_view(spark: SparkSession, live: Live) -> None:
             {"subject": "orders.{a}"},
             'a row has no subject: a is null in {"a":null,"value":"y"}',
         ),
-        ("SELECT 'x' AS payload", {"subject": "a", "mode": "overwrite"}, "messages can only be appended to a stream"),
+        ("SELECT 'x' AS payload", {"subject": "a", "mode": "overwrite"}, "a stream only accepts mode append"),
     ],
 )
 def test_what_cannot_be_written_is_one_clear_error(
@@ -251,20 +251,24 @@ def test_what_cannot_be_written_is_one_clear_error(
 @pytest.mark.parametrize(
     ("columns", "options", "expected"),
     [
-        ({"payload": "string"}, {}, "there is no subject: the rows have no such column, the option is {subject}"),
+        ({"payload": "string"}, {}, "no subject: the rows have no column subject, and the option is {subject}"),
         ({"payload": "string"}, {"subject": "a.*"}, "subject: invalid subject 'a.*': a message cannot be published to"),
         ({"payload": "string"}, {"subject": "a.{b}"}, "subject: there is no column b; there are payload"),
         ({"payload": "string"}, {"subject": "a.{b"}, "subject: unbalanced braces in 'a.{b'"),
-        ({"payload": "string"}, {"subject": "{header.To}"}, "subject: there are no headers for {header.To}"),
-        ({"a": "double"}, {"subject": "a.{a}"}, "subject: column a is neither string nor integer: cast it"),
+        ({"payload": "string"}, {"subject": "{header.To}"}, "subject: the rows have no headers for {header.To}"),
+        ({"a": "double"}, {"subject": "a.{a}"}, "subject: column a must be string or integer: cast it"),
         (
             {"value": "integer"},
             {"subject": "a"},
-            "column value: a payload is binary or string; to_json(value) makes it",
+            "column value: a payload must be binary or string; to_json(value) makes it",
         ),
         ({"subject": "string"}, {}, "the rows have nothing to publish: no payload, and no other columns"),
-        ({"headers": "string", "value": "string"}, {"subject": "a"}, "column headers: headers are map<string, string>"),
-        ({"msg_id": "integer", "value": "string"}, {"subject": "a"}, "column msg_id: a message id is a string"),
+        (
+            {"headers": "string", "value": "string"},
+            {"subject": "a"},
+            "column headers: headers: expected map<string, string>",
+        ),
+        ({"msg_id": "integer", "value": "string"}, {"subject": "a"}, "column msg_id: a message id must be a string"),
         (
             {"Subject": "string", "SUBJECT": "string", "value": "string"},
             {},

@@ -243,8 +243,8 @@ def test_a_replay_that_was_killed_is_resumed_however_short_the_duplicate_window_
     assert main([*arguments, "--resume", "mine"]) == 0
     output = capsys.readouterr()
     assert output.out.startswith(f"replayed {3000 - before} messages in ")
-    assert output.out.endswith(f"; {before} were there before; replay id mine\n")
-    assert "stream REPLAY knows message ids for 100ms only" in output.err
+    assert output.out.endswith(f"; {before} already in the target; replay id mine\n")
+    assert "stream REPLAY remembers message ids for only 100ms" in output.err
     assert positions(stored(server.url)) == expected(3000)
     assert main([*arguments, "--resume", "mine"]) == 0
     assert capsys.readouterr().out.startswith("replayed 0 messages in ")

@@ -107,14 +107,14 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
     archive.write([1], metadata={"stream_created": created})
     arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{key}", "--no-survey"]
     assert main(arguments) == 1
-    assert "would archive what it has again" in capsys.readouterr().err
+    assert "would archive its own messages again" in capsys.readouterr().err
     assert last_seq(server) == 0
 
 
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): of the 9 published, it would remove the first ones again"),
+        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): it would remove the first of the 9 published again"),
         (
             {"max_msgs": 10, "discard": "new", "held": 5},
             "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
@@ -123,13 +123,13 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
         ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
         (
             {"max_msg_size": 99},
-            "takes messages of at most 99 bytes (max_msg_size): it would refuse those with up to 100 bytes",
+            "accepts messages of at most 99 bytes (max_msg_size): it would refuse some of up to 100 bytes",
         ),
         (
             {"max_msgs_per_subject": 4},
-            "keeps 4 messages of a subject (max_msgs_per_subject): up to 5 of one are published",
+            "keeps 4 messages per subject (max_msgs_per_subject): up to 5 are published to one subject",
         ),
-        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), and this takes about 1m30s"),
+        ({"max_age": 60, "rate": "0.1"}, "keeps messages for 1m (max_age), but the replay takes about 1m30s"),
         ({"retention": "interest"}, "keeps nothing: it has interest retention and no consumer"),
         ({"max_msgs": 9, "max_msgs_per_subject": 5, "max_bytes": 100_000, "max_msg_size": 2000, "max_age": 3600}, None),
         ({"max_msgs": 9, "held": 5}, None),
@@ -171,7 +171,7 @@ def test_the_warning_comes_before_the_replay_and_not_instead_of_it(
     assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a"]) == 0
     first, _ = capsys.readouterr().err.splitlines()
     assert first == (
-        "replay: stream REPLAY keeps 2 messages (max_msgs): of the 3 published, it would remove the first ones again"
+        "replay: stream REPLAY keeps 2 messages (max_msgs): it would remove the first of the 3 published again"
     )
     state = ask(server.url, "STREAM.INFO.REPLAY")["state"]
     assert (state["first_seq"], state["last_seq"]) == (2, 3)

@@ -70,7 +70,7 @@ def test_a_replay_into_what_the_capture_ingests_is_refused(
         assert main([*arguments, "--subject", subject]) == 1
         error = capsys.readouterr().err
         assert error.startswith("replay: this archive's capture takes ")
-        assert "from stream ORDERS, and would archive what it has again" in error
+        assert "from stream ORDERS, and would archive its own messages again" in error
         assert error.count("\n") == 1
     assert last_seq(captured, "ORDERS") == 0
     assert main([*arguments, "--subject", "replay.{subject}"]) == 0
@@ -155,7 +155,7 @@ def test_a_short_duplicate_window_is_worth_one_line(archive: Archive, nats_serve
     assert "duplicate_window" not in capsys.readouterr().err
     assert main([*arguments, "--subject", "replay.{key}"]) == 0
     warning, _ = capsys.readouterr().err.splitlines()
-    assert warning.startswith("replay: stream REPLAY knows message ids for 1m40s only (its duplicate_window), and 2m ")
+    assert warning.startswith("replay: stream REPLAY remembers message ids for only 1m40s (duplicate_window); 2m ")
     paced = ["--policy", "original", "--speed", "1000000", "--subject", "long.{key}"]
     assert main([*arguments, *paced]) == 0
     assert "duplicate_window" not in capsys.readouterr().err
@@ -292,8 +292,8 @@ def test_a_login_that_is_incomplete_or_ambiguous_is_said_in_one_line(tmp_path: P
     server = ["--servers", "nats://127.0.0.1:1"]
     assert said() == "--servers: missing: where to publish; or --config, for the capture's own servers"
     assert "required with user" in said(*server, "--user", "app")
-    assert "cannot be used together" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
-    assert "cannot be used together" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
+    assert "cannot be combined" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
+    assert "cannot be combined" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")
     chosen = parse(["/archive", "ORDERS", *server, "--servers", "nats://two:2", "--creds", "/file"])
     found = login(chosen, {"NATS_TOKEN": "unused", "NATS_PASSWORD": "unused"})
     assert (found.servers, found.token) == (("nats://127.0.0.1:1", "nats://two:2"), None)

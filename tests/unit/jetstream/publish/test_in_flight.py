@@ -81,9 +81,9 @@ def test_what_is_refused_for_now_holds_everything_back_and_goes_first() -> None:
     [
         (b'{"error": {"code": 400, "description": "too large", "err_code": 7}}', "too large (7)"),
         (b'{"error": {}}', "no reason given (0)"),
-        (b'{"error": "odd"}', 'unintelligible answer b\'{"error": "odd"}\''),
-        (b'["error"]', "unintelligible answer b'[\"error\"]'"),
-        (b'"error" \xff', "unintelligible answer b'\"error\" \\xff'"),
+        (b'{"error": "odd"}', 'unexpected answer b\'{"error": "odd"}\''),
+        (b'["error"]', "unexpected answer b'[\"error\"]'"),
+        (b'"error" \xff', "unexpected answer b'\"error\" \\xff'"),
     ],
 )
 def test_a_refusal_for_good_holds_nothing_back(said: bytes, text: str) -> None:

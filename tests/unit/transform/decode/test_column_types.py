@@ -60,7 +60,7 @@ def test_a_type_is_read_as_users_write_it(text: str, expected: pa.DataType) -> N
         ("list<int64, string>", "one item type"),
         ("struct<>", "as in struct<"),
         ("struct<a>", "as in struct<"),
-        ("struct<a: int64, A: string>", "case does not count"),
+        ("struct<a: int64, A: string>", "case-insensitive"),
         ("map<int64, string>", "map<string, int64>"),
         ("map<string>", "map<string, int64>"),
         ("decimal", "decimal(p, s)"),

@@ -226,15 +226,15 @@ def test_names_the_archive_reserves_get_an_underscore() -> None:
     ("columns", "hint"),
     [
         ({"a": Declared("strng")}, "column 'a': unknown type 'strng': did you mean string"),
-        ({"a": Declared("int64"), "A": Declared("string")}, "one column to Spark"),
-        ({"key": Declared("int64"), "key_": Declared("string")}, "one column to Spark"),
+        ({"a": Declared("int64"), "A": Declared("string")}, "same column to Spark"),
+        ({"key": Declared("int64"), "key_": Declared("string")}, "same column to Spark"),
         ({"a": Declared("int64", unit="s")}, "column 'a': unit"),
         ({"a": Declared("timestamp", unit="h")}, "column 'a': unit"),
         ({"a": Declared("int64", path="a..b")}, "column 'a': path"),
         ({"a": Declared("int64", path="")}, "column 'a': path"),
         ({"a\ud800": Declared("int64", path="b")}, "not valid text"),
-        ({'a"b': Declared("int64")}, "no quotes, backslashes or control characters"),
-        ({"a": Declared("int64", path="b\\.c")}, "no quotes, backslashes or control characters"),
+        ({'a"b': Declared("int64")}, "cannot contain quotes, backslashes or control characters"),
+        ({"a": Declared("int64", path="b\\.c")}, "cannot contain quotes, backslashes or control characters"),
     ],
 )
 def test_wrong_declarations_are_refused_when_the_decoder_is_made(columns: dict[str, Declared], hint: str) -> None:
