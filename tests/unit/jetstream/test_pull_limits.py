@@ -106,7 +106,7 @@ def test_being_stuck_is_reported_after_a_while_and_no_longer_than_it_lasts() -> 
     assert of.stuck(100.0) is None
     of.too_small(PULLED_MOST // SLOTS, 0, 100.0)
     assert of.stuck(100.0) is None
-    assert "more than" in (of.stuck(100.0 + STUCK_AFTER) or "")
+    assert "exceeds" in (of.stuck(100.0 + STUCK_AFTER) or "")
     of.single_idle(ended=False)
     assert of.stuck(200.0) is None
     of.too_small(2 * (PULLED_MOST // SLOTS), 0, 200.0)
