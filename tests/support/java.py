@@ -67,7 +67,7 @@ def write() -> None:
                 check=False,
                 env={**os.environ, VARIABLE: options},
             )
-        if written.exists():
+        if done.returncode == 0 and written.exists():
             written.replace(classes())
         else:
             print(f"Spark's classes cannot be kept, so each Spark starts slowly: {done.stderr[-1000:]}")

@@ -30,7 +30,9 @@ def command(directory: Path, wanted: dict[str, Any], *options: str) -> list[str]
 
 
 def status(directory: Path, wanted: dict[str, Any], *options: str, code: int = 0) -> str:
-    done = subprocess.run(command(directory, wanted, *options), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command(directory, wanted, *options), capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 or done.stdout else done.stderr
 
