@@ -183,7 +183,7 @@ async def _group(world: World, group: str, rates: Mapping[str, float]) -> None:
 
 async def warmed_up(world: World) -> None:
     """The daemons are running and have begun to acknowledge."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         if (await world.jetstream.consumer()).get("ack_floor", {}).get("stream_seq", 0) > 0:
             return

@@ -20,7 +20,7 @@ VARIABLE = "SPARK_SUBMIT_OPTS"
 """Read by every script of Spark that starts a JVM."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
 PATIENT = "-Dspark.python.authenticate.socketTimeout=300s"
-"""Spark waits 15 seconds for a Python worker, which a busy machine may not start in that time."""
+"""Spark waits 15 seconds for a connection from Python, which a busy machine may not make in that time."""
 
 
 def classes() -> Path:
@@ -67,7 +67,7 @@ def write() -> None:
                 check=False,
                 env={**os.environ, VARIABLE: options},
             )
-        if written.exists():
+        if done.returncode == 0 and written.exists():
             written.replace(classes())
         else:
             print(f"Spark's classes cannot be kept, so each Spark starts slowly: {done.stderr[-1000:]}")

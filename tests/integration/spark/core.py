@@ -154,6 +154,7 @@ def main(archive: str, url: str, stream: str, master: str, *settings: str) -> No
     """Start the session, and check it."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_TESTING"] = "1"  # a server of Spark Connect has any free port, not always the same
     builder = SparkSession.builder.remote("local[2]") if master == "remote" else SparkSession.builder.master(master)
     chosen = dict(setting.split("=", 1) for setting in settings) | {
         "spark.ui.enabled": "false",
