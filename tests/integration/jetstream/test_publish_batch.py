@@ -152,8 +152,8 @@ def test_known_ids_count_as_duplicates(nats_server: Start) -> None:
         ("s.*", "wildcard"),
         ("s. x", "invalid subject"),
         ("s.a\n", "invalid"),
-        ("$JS.API.X", "belongs"),
-        ("s." + "x" * 5000, "room"),
+        ("$JS.API.X", "reserved"),
+        ("s." + "x" * 5000, "limit"),
     ],
 )
 def test_an_invalid_subject_keeps_the_whole_batch_back(nats_server: Start, subject: str, message: str) -> None:
