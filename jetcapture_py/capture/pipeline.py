@@ -133,7 +133,7 @@ class Capture:
                 state.send_to_store(state.blocks.seal_all("drain"))
                 await state.all_acknowledged()
         except TimeoutError:
-            late = f"{state.unacked} messages were not stored and acknowledged in time; they are redelivered"
+            late = f"messages not stored and acknowledged in time: {state.unacked}; they are redelivered"
             reason = late if state.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
         await last_mark(state)

@@ -152,7 +152,7 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
         (failure,) = replica.events("capture.failed")
         assert (
             failure["error"]
-            == "drain_timeout: 1000 messages were not stored and acknowledged in time; they are redelivered"
+            == "drain_timeout: messages not stored and acknowledged in time: 1000; they are redelivered"
         )
         (archive / "ORDERS").unlink()
         assert replica.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"

@@ -39,6 +39,7 @@ from jetcapture_py.jetstream.publish.frames import (
 from jetcapture_py.jetstream.publish.in_flight import UnderWay
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import PAYLOAD, SUBJECT, Inbox
+from jetcapture_py.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -271,7 +272,7 @@ class Publisher:
             self._waiter = None
             silence = loop.time() - max(began, self._heard)
             if silence > self._patience:
-                raise SourceError(f"{len(self._pending)} messages were not acknowledged within {silence:.0f} s")
+                raise SourceError(f"{plural(len(self._pending), 'message')} not acknowledged within {silence:.0f} s")
             if (
                 self._nc.is_connected
                 and not self._pending.held
@@ -282,11 +283,11 @@ class Publisher:
         raise self._error
 
     def _publish_again(self, when: str) -> None:
-        """What is under way will not be acknowledged any more: write all of it once more, in order."""
+        """Rewrite all messages in flight, in order: they will not be acknowledged any more."""
         unsafe = self._pending.again()
         if unsafe:
             raise SourceError(
-                f"{len(self._pending)} messages were not acknowledged {when}; {unsafe} have no {MESSAGE_ID}, so "
+                f"{plural(len(self._pending), 'message')} not acknowledged {when}, {unsafe} without {MESSAGE_ID}, so "
                 "publishing them again could store them twice"
             )
 

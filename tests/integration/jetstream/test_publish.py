@@ -94,7 +94,7 @@ def test_a_message_id_that_the_stream_knows_counts_as_duplicate(nats_server: Sta
 
 def test_a_subject_without_a_stream_is_an_error_that_names_it(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
-        with pytest.raises(SourceError, match=r"message for other\.a was refused: no stream listens on this subject"):
+        with pytest.raises(SourceError, match=r"message for other\.a was refused: no stream listens on it"):
             async with Publisher(nc) as publisher:
                 await publisher.publish("s.a", b"x")
                 await publisher.publish("other.a", b"x")
@@ -162,7 +162,7 @@ def test_messages_with_ids_survive_a_crash_of_the_server_once_each(nats_server: 
 def test_a_lost_acknowledgement_without_a_message_id_is_an_error(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
-        with pytest.raises(SourceError, match=r"2 messages were not acknowledged within 0\.2 s; 1 have no Nats-Msg-Id"):
+        with pytest.raises(SourceError, match=r"2 messages not acknowledged within 0\.2 s, 1 without Nats-Msg-Id"):
             async with Publisher(nc, ack_timeout=0.2) as publisher:
                 await publisher.publish("silent.a", b"1")
                 await publisher.publish("silent.a", b"2", [("Nats-Msg-Id", "2")])
@@ -173,7 +173,7 @@ def test_a_lost_acknowledgement_without_a_message_id_is_an_error(nats_server: St
 def test_a_stream_that_never_acknowledges_is_given_up(nats_server: Start) -> None:
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
-        with pytest.raises(SourceError, match=r"1 messages were not acknowledged within [01] s"):
+        with pytest.raises(SourceError, match=r"1 message not acknowledged within [01] s"):
             async with Publisher(nc, ack_timeout=0.1, patience=0.5) as publisher:
                 await publisher.publish("silent.a", b"1", [("Nats-Msg-Id", "1")])
         assert (await js.stream_info("SILENT")).state.messages == 1
@@ -186,9 +186,7 @@ def test_a_crash_of_the_server_is_an_error_for_messages_without_ids(nats_server:
 
     async def body(nc: Client, js: JetStreamContext) -> None:
         await js.add_stream(name="SILENT", subjects=["silent.>"], no_ack=True)
-        with pytest.raises(
-            SourceError, match="1 messages were not acknowledged before the connection broke; 1 have no"
-        ):
+        with pytest.raises(SourceError, match="1 message not acknowledged before the connection broke, 1 without"):
             async with Publisher(nc) as publisher:
                 await publisher.publish("silent.a", b"1")
                 await publisher._write()

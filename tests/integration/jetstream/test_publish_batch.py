@@ -152,8 +152,8 @@ def test_known_ids_count_as_duplicates(nats_server: Start) -> None:
         ("s.*", "wildcard"),
         ("s. x", "invalid subject"),
         ("s.a\n", "invalid"),
-        ("$JS.API.X", "belongs"),
-        ("s." + "x" * 5000, "room"),
+        ("$JS.API.X", "reserved"),
+        ("s." + "x" * 5000, "limit"),
     ],
 )
 def test_an_invalid_subject_keeps_the_whole_batch_back(nats_server: Start, subject: str, message: str) -> None:
@@ -222,7 +222,7 @@ def test_bytes_under_way_are_bounded(nats_server: Start) -> None:
 
 def test_a_refusal_by_the_stream_ends_the_publishing(nats_server: Start) -> None:
     async def body(publisher: Publisher) -> None:
-        with pytest.raises(SourceError, match=r"other\.b was refused: no stream listens on this subject"):
+        with pytest.raises(SourceError, match=r"other\.b was refused: no stream listens on it"):
             await publisher.publish_batch(pa.array(["s.a", "other.b"]), pa.array([b"", b""]))
             await publisher.flush()
         with pytest.raises(SourceError, match="refused"):

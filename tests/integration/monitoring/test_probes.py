@@ -263,7 +263,7 @@ def test_a_drain_with_a_hanging_decoder_or_key_function_ends_at_its_deadline(
             command.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(command.wait, 60) == 1
             (failed,) = command.events("capture.failed")
-            assert failed["error"].startswith("drain_timeout: 20 messages were not stored and acknowledged in time")
+            assert failed["error"].startswith("drain_timeout: messages not stored and acknowledged in time: 20")
         wanted = settings(server.url, tmp_path / "archive")
         with Command(tmp_path, wanted, "again") as command:
             assert command.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"
