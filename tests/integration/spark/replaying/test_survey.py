@@ -119,7 +119,10 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
             {"max_msgs": 10, "discard": "new", "held": 5},
             "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
         ),
-        ({"max_bytes": 1000}, "keeps 1,000 bytes (max_bytes): it would remove the first of the 9 published with about "),
+        (
+            {"max_bytes": 1000},
+            "keeps 1,000 bytes (max_bytes): it would remove the first of the 9 published with about ",
+        ),
         ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
         (
             {"max_msg_size": 99},
