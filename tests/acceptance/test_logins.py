@@ -22,18 +22,7 @@ Start = Callable[..., NatsServer]
 async def login(**section: Any) -> bool:
     """Connect with these settings, and close."""
 
-    async def ignore(*_: Any) -> None:
-        """Nothing to do."""
-
-    client = await connect(
-        NatsConfig.model_validate(section),
-        "test",
-        on_disconnected=ignore,
-        on_reconnected=ignore,
-        on_closed=ignore,
-        on_error=ignore,
-        patience=0.5,
-    )
+    client = await connect(NatsConfig.model_validate(section), "test", timeout=0.5)
     await client.flush()
     await client.close()
     return True

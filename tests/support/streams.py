@@ -23,21 +23,9 @@ class Stored(NamedTuple):
     payload: bytes
 
 
-async def _nothing(*_: object) -> None:
-    """A test's server does not go away."""
-
-
 async def read_stream(url: str, stream: str) -> list[Stored]:
     """Every message of the stream, in order."""
-    client = await connect(
-        NatsConfig(servers=(url,)),
-        "test reader",
-        on_disconnected=_nothing,
-        on_reconnected=_nothing,
-        on_closed=_nothing,
-        on_error=_nothing,
-        patience=5,
-    )
+    client = await connect(NatsConfig(servers=(url,)), "test reader", timeout=5)
     try:
         jetstream = client.jetstream()
         config = ConsumerConfig(name="test-reader", ack_policy=AckPolicy.NONE, inactive_threshold=30, mem_storage=True)

@@ -312,7 +312,7 @@ class TestCommand:
         [
             ("--target-size", "1G", "expected 1GiB"),
             ("--grace", "soon", "such as 15m"),
-            ("--older-than", "-1h", "negative"),
+            ("--older-than", "-1h", "at least 0"),
         ],
     )
     def test_a_size_or_duration_that_is_none_is_a_usage_error(
