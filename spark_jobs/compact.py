@@ -46,7 +46,7 @@ from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TARGET_SIZE, Source, units
 from spark_jobs.compaction.summary import Summary, report, summarize
-from spark_jobs.compaction.unit import CHANGED, Order, Outcome, compact_unit
+from spark_jobs.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
@@ -104,8 +104,8 @@ def compact(
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
         tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are incomplete and are left alone")
-    order = Order(target=target_size, closed=closed, dry_run=dry_run)
-    outcomes = list(_run(spark, url, options or {}, order, chosen))
+    spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run)
+    outcomes = list(_run(spark, url, options or {}, spec, chosen))
     removed: frozenset[str] = frozenset()
     errors: list[str] = []
     if not dry_run:
@@ -118,28 +118,28 @@ def _begins_within(bucket: int, start: datetime | None, end: datetime | None) ->
 
 
 def _run(
-    spark: SparkSession, url: str, options: Mapping[str, Any], order: Order, chosen: Sequence[Source]
+    spark: SparkSession, url: str, options: Mapping[str, Any], spec: CompactionSpec, chosen: Sequence[Source]
 ) -> Iterator[Outcome]:
     """Compact every unit that needs it, on the executors."""
     work = [
         json.dumps([(source.name.path, source.size) for source in unit.sources])
-        for unit in units((source for source in chosen if source.name.bucket < order.closed), order.target)
+        for unit in units((source for source in chosen if source.name.bucket < spec.closed), spec.target)
     ]
     if not work:
         return
     frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
-    for row in frame.mapInArrow(_task(url, dict(options), order), "outcome string").collect():
+    for row in frame.mapInArrow(_task(url, dict(options), spec), "outcome string").collect():
         yield Outcome(**json.loads(row[0]))
 
 
-def _task(url: str, options: dict[str, Any], order: Order) -> Callable[[Iterable[pa.RecordBatch]], Any]:
+def _task(url: str, options: dict[str, Any], spec: CompactionSpec) -> Callable[[Iterable[pa.RecordBatch]], Any]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = Files(url, options)
         for batch in batches:
             for unit in batch.column(0).to_pylist():
                 named = ((layout.parse_path(path), size) for path, size in json.loads(unit))
                 sources = [Source(name, size) for name, size in named if name is not None]
-                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(files, order, sources)]
+                found = [json.dumps(asdict(outcome)) for outcome in compact_unit(files, spec, sources)]
                 yield pa.RecordBatch.from_pydict({"outcome": found})
 
     return run

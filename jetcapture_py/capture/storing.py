@@ -18,7 +18,7 @@ from jetcapture_py.store import Store
 log = logging.getLogger("jetcapture.store")
 
 FIRST_RETRY, LONGEST_RETRY = 0.2, 30.0
-PATIENCE = 2.0
+LONGEST_TURN = 2.0
 """Seconds after which a turn with a failure ends: a hanging store would cost a timeout per object."""
 
 
@@ -95,7 +95,7 @@ def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str |
     for encoded in objects:
         outcome: str | Exception
         began = time.perf_counter()
-        if failure is not None and began - first > PATIENCE:
+        if failure is not None and began - first > LONGEST_TURN:
             outcomes.append((failure, 0.0))
             continue
         try:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetcapture.http")
 
-PATIENCE = 5.0
+TIMEOUT = 5.0
 """Seconds that the event loop may take to answer, and to start."""
 STUCK = 30.0
 """Seconds without progress after which the event loop counts as stuck."""
@@ -98,7 +98,7 @@ class _Pages:
 
     async def _livez(self) -> Answer:
         if not self._running.done():
-            await asyncio.wait((asyncio.wrap_future(self._running),), timeout=PATIENCE)
+            await asyncio.wait((asyncio.wrap_future(self._running),), timeout=TIMEOUT)
         if not self._running.done() or self._late() > STUCK:
             return _NO_ANSWER
         if reason := stuck(self._state):
@@ -107,7 +107,7 @@ class _Pages:
 
     def _readyz(self) -> Answer:
         trouble = [*health(self._state).trouble]
-        if (late := self._late()) > PATIENCE:
+        if (late := self._late()) > TIMEOUT:
             trouble.append(f"running: the event loop has not run for {late:.0f} s")
         status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
         return Answer(status, PLAIN, "".join(f"{line}\n" for line in trouble or ("ready",)).encode())
@@ -123,7 +123,7 @@ class _Pages:
                 work.close()
                 return _NO_ANSWER
             making = self._being_made[path] = asyncio.wrap_future(made)
-        done, _ = await asyncio.wait((making,), timeout=PATIENCE)
+        done, _ = await asyncio.wait((making,), timeout=TIMEOUT)
         return making.result() if done and not making.cancelled() else _NO_ANSWER
 
     # ------------------------------------------------------------------ in the capture's event loop

@@ -34,7 +34,7 @@ _CLOSE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CompactionSpec:
     """What to do with a unit: make objects of `target` bytes, if its bucket ended before `closed` (epoch seconds)."""
 
     target: int
@@ -64,12 +64,12 @@ class Outcome:
     failed: bool = False
 
 
-def compact_unit(files: Files, order: Order, sources: Sequence[Source]) -> list[Outcome]:
+def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Failures are outcomes, too."""
     name = sources[0].name
     found: list[Outcome] = []
     try:
-        found.extend(_outcomes(files, order, sources))
+        found.extend(_outcomes(files, spec, sources))
     except VanishedError:
         found.append(Outcome(key=name.key, bucket=name.bucket, left=CHANGED))
     except Exception as error:  # the other units must not suffer
@@ -80,12 +80,12 @@ def compact_unit(files: Files, order: Order, sources: Sequence[Source]) -> list[
     return found
 
 
-def _outcomes(files: Files, order: Order, sources: Sequence[Source]) -> Iterator[Outcome]:
+def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
     name = sources[0].name
     footers: list[Footer] = []
     for some in (sources[:1], sources[1:]):  # a bucket that is open is so by its first object already, most likely
         footers += files.each(files.footer, some)
-        if name.bucket + _interval(footers) > order.closed:
+        if name.bucket + _interval(footers) > spec.closed:
             yield Outcome(key=name.key, bucket=name.bucket, left=OPEN)
             return
     existing = frozenset(source.name.path for source in sources)
@@ -95,7 +95,7 @@ def _outcomes(files: Files, order: Order, sources: Sequence[Source]) -> Iterator
     for schema, members in kinds:
         unit = Unit(sources[index] for index in members)
         known = {sources[index].name.path: footers[index] for index in members}
-        yield _Compaction(files, order, unit, [known[each.name.path] for each in unit.sources], schema, existing).run()
+        yield _Compaction(files, spec, unit, [known[each.name.path] for each in unit.sources], schema, existing).run()
 
 
 def _interval(footers: Sequence[Footer]) -> int:
@@ -109,19 +109,19 @@ class _Compaction:
     def __init__(
         self,
         files: Files,
-        order: Order,
+        spec: CompactionSpec,
         unit: Unit,
         footers: Sequence[Footer],
         schema: pa.Schema,
         existing: frozenset[str],
     ) -> None:
         self._files = files
-        self._order = order
+        self._spec = spec
         self._unit = unit
         self._footers = footers
         self._schema = schema
         self._existing = existing
-        self._survey = survey(files, unit, footers, min(order.target, ROW_GROUP_BYTES) / _STEPS)
+        self._survey = survey(files, unit, footers, min(spec.target, ROW_GROUP_BYTES) / _STEPS)
         self._ratio: float | None = None
         name = unit.sources[0].name
         self._block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine)
@@ -141,17 +141,17 @@ class _Compaction:
             key=self._block.key, bucket=self._block.bucket, objects=len(unit.sources), size=int(unit.sizes.sum())
         )
         holders: list[ObjectName] = []
-        for span in spans(unit, self._order.target, self):
+        for span in spans(unit, self._spec.target, self):
             if span.kept is not None:
                 holders.append(unit.sources[span.kept].name)
-            elif self._order.dry_run:
+            elif self._spec.dry_run:
                 size = self.size(span.first, span.end)
-                count = max(1, round(size / self._order.target))
+                count = max(1, round(size / self._spec.target))
                 done.written += [("", int(size / count))] * count
             else:
                 holders += self._write(span, done)
         done.duplicates = int(unit.counts.sum()) - survey_.rows(unit.first, unit.end)
-        if self._order.dry_run:
+        if self._spec.dry_run:
             kept = {name.path for name in holders}
             done.removable = [each.name.path for each in unit.sources if each.name.path not in kept]
             return done
@@ -189,7 +189,7 @@ class _Compaction:
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(rows, begin, span.end)
-            while encoded.data.size > self._order.target * TOLERANCE:  # its rows do not compress as those before
+            while encoded.data.size > self._spec.target * TOLERANCE:  # its rows do not compress as those before
                 rows, before = self._rows(begin, span.end), end
                 encoded, end = self._encode(rows, begin, span.end)
                 if end >= before:
@@ -217,7 +217,7 @@ class _Compaction:
 
     def _cut(self, begin: int, position: int, end: int, written: int) -> int:
         """Where the object that begins at `begin` is to end, now that `written` bytes, up to `position`, are in it."""
-        target, survey_, unit = self._order.target, self._survey, self._unit
+        target, survey_, unit = self._spec.target, self._survey, self._unit
         if position == end or unit.sizes[unit.touching(begin, end)].sum() < target * TOLERANCE:
             return end
         total = written + self.size(position, end)

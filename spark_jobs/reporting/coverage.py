@@ -2,7 +2,7 @@
 
 Objects whose ranges touch form a *run*. A run with as many messages as its range is long has no holes, as names and
 footers show. Only the sequences of other runs are read, and Spark finds the gaps in them. A stream that is deleted and
-created again starts at sequence 1: each of its incarnations (`Life`) is examined separately.
+created again starts at sequence 1: each of its incarnations (`Incarnation`) is examined separately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from spark_jobs.reporting.source import Source, Stored
+from spark_jobs.reporting.source import ReportSource, Stored
 
 CELLS = 240
 """Maximum number of cells of equal width that summarize an incarnation's range."""
@@ -57,7 +57,7 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Incarnation:
     """One incarnation of the stream: what is stored of the sequences `first` to `last`.
 
     `created` is as the server wrote it, "" where unknown; `oldest` and `newest` are times of messages in microseconds.
@@ -105,12 +105,12 @@ class _Segment:
 
 
 def coverage(
-    source: Source,
+    source: ReportSource,
     objects: Iterable[Stored],
     copies: Mapping[ObjectName, int],
     doubtful: Collection[ObjectName],
     mark: Watermark | None,
-) -> tuple[list[Life], int]:
+) -> tuple[list[Incarnation], int]:
     """Return the newest incarnations of the stream, newest first, and how many older ones were not examined.
 
     `objects` are all objects of the stream, by first sequence. `copies` says how many messages of an object other
@@ -196,13 +196,13 @@ def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
 
 
 def _life(
-    source: Source,
+    source: ReportSource,
     created: str,
     times: tuple[int, int],
     whole: Sequence[_Segment],
     unclear: Sequence[Sequence[Stored]],
     settled: int | None,
-) -> Life | None:
+) -> Incarnation | None:
     """Return the incarnation whose messages came at `times`, in microseconds, the end excluded.
 
     None when the objects hold no message of it.
@@ -220,7 +220,7 @@ def _life(
     open_segments = [segment for segment in segments if segment.open]
     open_holes = [hole for hole in outer if hole.open]
     largest = nlargest(MOST_HOLES, [*outer, *inner], key=lambda hole: (hole.missing, -hole.first))
-    return Life(
+    return Incarnation(
         created=created,
         first=segments[0].first,
         last=segments[-1].last,
@@ -238,7 +238,7 @@ def _life(
 
 
 def _read(
-    source: Source,
+    source: ReportSource,
     runs: Sequence[Sequence[Stored]],
     times: tuple[int, int],
     origin: int,

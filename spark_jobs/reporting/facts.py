@@ -16,8 +16,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.reporting.coverage import Life, coverage
-from spark_jobs.reporting.source import Source, Stored
+from spark_jobs.reporting.coverage import Incarnation, coverage
+from spark_jobs.reporting.source import ReportSource, Stored
 
 Dedupe = Literal["auto", "full", "none"]
 
@@ -99,7 +99,7 @@ class Facts:
     quarantine: Sequence[Stored]
     copies: Mapping[ObjectName, int]
     mark: Watermark | None
-    lives: Sequence[Life]
+    lives: Sequence[Incarnation]
     older_lives: int
     delivery: Delivery
     reasons: Sequence[Reason]
@@ -115,7 +115,7 @@ def collect(
     """Examine the archive. Raises JetcaptureError when there is none, VanishedError when it changed meanwhile."""
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    source = Source.open(spark, url, stream, options)
+    source = ReportSource.open(spark, url, stream, options)
     if choice.complete and source.mark is None:
         raise JetcaptureError(
             f"{source.place.shown} has no watermark of stream {stream}: nothing says what is complete"
@@ -161,7 +161,7 @@ def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
     return list(groups.values())
 
 
-def _copies(source: Source, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) -> dict[ObjectName, int]:
+def _copies(source: ReportSource, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) -> dict[ObjectName, int]:
     """Return the number of copies in each set, by the set's first object."""
     if not shared:
         return {}
@@ -174,7 +174,7 @@ def _copies(source: Source, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) 
     return {group[0].name: stored[part] - found.get(part, 0) for part, group in enumerate(shared)}
 
 
-def _delivery(source: Source, objects: Sequence[Stored]) -> Delivery:
+def _delivery(source: ReportSource, objects: Sequence[Stored]) -> Delivery:
     """Read the objects whose footers do not rule out late or redelivered messages."""
     asked: dict[int, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
     for stored in objects:
@@ -217,7 +217,7 @@ def _delivery(source: Source, objects: Sequence[Stored]) -> Delivery:
     )
 
 
-def _reasons(source: Source, quarantine: Sequence[Stored]) -> list[Reason]:
+def _reasons(source: ReportSource, quarantine: Sequence[Stored]) -> list[Reason]:
     """Return the most frequent reasons. Errors that differ only in numbers or quoted text count as one."""
     told = ("stage", "error", "subject")
     once = source.rows({0: quarantine}, ["seq", "at", *told]).groupBy("seq", "at")

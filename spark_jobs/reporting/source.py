@@ -70,7 +70,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ReportSource:
     """One stream's archive and quarantine as listed, and the watermark if there is one.
 
     `entries` has what the store says of each object.
@@ -84,7 +84,7 @@ class Source:
     mark: Watermark | None
 
     @classmethod
-    def open(cls, spark: SparkSession, url: str, stream: str, options: Mapping[str, Any]) -> Source:
+    def open(cls, spark: SparkSession, url: str, stream: str, options: Mapping[str, Any]) -> ReportSource:
         """Find the archive and list it. Raises JetcaptureError when that is not possible, or there is none."""
         place = Place.open(url, options)
         mark = watermark.read(

@@ -29,7 +29,7 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config import model
 from jetcapture_py.config.units import parse_size
-from jetcapture_py.monitoring.http import PATIENCE
+from jetcapture_py.monitoring.http import TIMEOUT
 from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.commands import check_job
 from tests.support.nats_server import NatsServer
@@ -341,4 +341,4 @@ def test_the_probes_ask_the_port_that_is_listened_on(monkeypatch: pytest.MonkeyP
     assert loaded.http.listen == f":{port['containerPort']}"
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-        assert container[probe]["timeoutSeconds"] > PATIENCE
+        assert container[probe]["timeoutSeconds"] > TIMEOUT

@@ -20,8 +20,6 @@ MOST_LINES = 400
 MOST_MODULES = 12
 PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
 """What `supported()` checks."""
-TWICE = {"Arguments", "Source"}
-"""Class names that still have two meanings."""
 
 
 def files(*packages: str) -> Iterator[Path]:
@@ -51,7 +49,7 @@ def test_no_public_class_name_is_defined_twice() -> None:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in TWICE} == {}
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:

@@ -17,7 +17,7 @@ class Refusal(NamedTuple):
     text: str
 
 
-class UnderWay:
+class InFlight:
     """Messages by the subject of their acknowledgement; `size` counts their bytes.
 
     `acknowledged` and `duplicates` count what was taken. A message that is refused for the time being is held back,

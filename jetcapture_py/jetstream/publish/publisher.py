@@ -36,7 +36,7 @@ from jetcapture_py.jetstream.publish.frames import (
     slices,
     unusual_subjects,
 )
-from jetcapture_py.jetstream.publish.in_flight import UnderWay
+from jetcapture_py.jetstream.publish.in_flight import InFlight
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import PAYLOAD, SUBJECT, Inbox
 from jetcapture_py.text import plural
@@ -87,7 +87,7 @@ class Publisher:
         self._acks = Inbox(self._on_acks, statuses=False)
         self._prefix = b""
         self._next = 0
-        self._pending = UnderWay()
+        self._pending = InFlight()
         self._subjects: set[str] = set()
         self._error: SourceError | None = None
         self._retry: asyncio.TimerHandle | None = None

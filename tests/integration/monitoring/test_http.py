@@ -307,7 +307,7 @@ def test_a_process_that_has_not_connected_or_drains_is_not_ready(nats_server: St
 
 
 def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "PATIENCE", 0.2)
+    monkeypatch.setattr(endpoint, "TIMEOUT", 0.2)
 
     async def scenario() -> None:
         with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:

@@ -36,7 +36,7 @@ class SlowlyFailing:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "PATIENCE", 0.02)
+    monkeypatch.setattr(storing, "LONGEST_TURN", 0.02)
     monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
 
 

@@ -27,9 +27,9 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
-from spark_jobs.reporting.coverage import MOST_HOLES, Life
+from spark_jobs.reporting.coverage import MOST_HOLES, Incarnation
 from spark_jobs.reporting.facts import MOST_REASONS, Choice, Facts, collect
-from spark_jobs.reporting.source import Source
+from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
 from tests.support import s3
 from tests.support.nats_server import NatsServer
@@ -109,7 +109,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "archive")
 
 
-def missing(life: Life) -> list[tuple[int, int]]:
+def missing(life: Incarnation) -> list[tuple[int, int]]:
     return [(hole.first, hole.last) for hole in life.largest]
 
 
@@ -593,15 +593,15 @@ class TestCommand:
         self, spark: SparkSession, orders: Store, monkeypatch: pytest.MonkeyPatch, moment: str
     ) -> None:
         listed: list[int] = []
-        original = getattr(Source, moment)
+        original = getattr(ReportSource, moment)
 
-        def compacted_the_first_time(source: Source, *arguments: Any) -> Any:
+        def compacted_the_first_time(source: ReportSource, *arguments: Any) -> Any:
             if not listed:
                 compact(spark, str(orders.root), STREAM, grace=0)
             listed.append(len(source.entries))
             return original(source, *arguments)
 
-        monkeypatch.setattr(Source, moment, compacted_the_first_time)
+        monkeypatch.setattr(ReportSource, moment, compacted_the_first_time)
         page = orders.page(spark)
         assert (listed[0], listed[-1]) == (7, 6)
         assert page.tiles["Messages"] == "86"

@@ -3,22 +3,22 @@ from __future__ import annotations
 import pytest
 
 from jetcapture_py.jetstream.publish.frames import frame, header_block
-from jetcapture_py.jetstream.publish.in_flight import Refusal, UnderWay
+from jetcapture_py.jetstream.publish.in_flight import InFlight, Refusal
 
 OK, KNOWN = b'{"stream":"S", "seq":1}', b'{"stream":"S", "seq":1,"duplicate": true}'
 ID = header_block([("Nats-Msg-Id", "1")])
 
 
-def window(*numbers: int, block: bytes = b"") -> tuple[UnderWay, list[bytes]]:
+def window(*numbers: int, block: bytes = b"") -> tuple[InFlight, list[bytes]]:
     """These messages, all written, and their frames."""
-    under_way = UnderWay()
+    under_way = InFlight()
     frames = [frame(f"s.{number}", b"r%d" % number, block, b"%d" % number) for number in numbers]
     under_way.add([b"r%d" % number for number in numbers], frames)
     assert under_way.take() == b"".join(frames)
     return under_way, frames
 
 
-def answer(under_way: UnderWay, **answers: bytes) -> list[tuple[str, Refusal]]:
+def answer(under_way: InFlight, **answers: bytes) -> list[tuple[str, Refusal]]:
     return list(under_way.acknowledge([reply.encode() for reply in answers], list(answers.values())))
 
 
@@ -51,7 +51,7 @@ def test_what_was_written_without_an_id_could_be_stored_twice() -> None:
 
 
 def test_a_payload_that_looks_like_an_id_is_none() -> None:
-    under_way = UnderWay()
+    under_way = InFlight()
     forged = b"\r\nNats-Msg-Id: 1\r\n"
     under_way.add([b"r"], [frame("s", b"r", b"NATS/1.0\r\nA: 1\r\n\r\n", forged)])
     under_way.add([b"q"], [frame("s", b"q", b"", forged)])

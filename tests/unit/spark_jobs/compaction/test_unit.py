@@ -22,7 +22,7 @@ from spark_jobs.compaction import unit as work
 from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TOLERANCE, units
 from spark_jobs.compaction.schemas import classes
-from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, Order, Outcome, compact_unit
+from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import encoded, put
 
@@ -94,11 +94,9 @@ def once(blocks: Blocks) -> Counter[tuple[str | None, Row]]:
 
 def compacted(files: Files, target: int, *, closed: float = AFTER, dry_run: bool = False) -> list[Outcome]:
     """A whole compaction but for the waiting."""
-    order = Order(target=target, closed=closed, dry_run=dry_run)
+    spec = CompactionSpec(target=target, closed=closed, dry_run=dry_run)
     found = [
-        outcome
-        for unit in units(files.find(["ORDERS"]), target)
-        for outcome in compact_unit(files, order, unit.sources)
+        outcome for unit in units(files.find(["ORDERS"]), target) for outcome in compact_unit(files, spec, unit.sources)
     ]
     for outcome in found:
         for path in () if dry_run else outcome.removable:
@@ -206,7 +204,7 @@ def test_compactions_with_other_targets_at_the_same_time_and_late_objects_lose_a
             yield
             removable: list[str] = []
             for unit in units(listed, target):
-                for outcome in compact_unit(files, Order(target=target, closed=AFTER), unit.sources):
+                for outcome in compact_unit(files, CompactionSpec(target=target, closed=AFTER), unit.sources):
                     assert not outcome.failed, outcome.left
                     removable += outcome.removable
                 yield
@@ -312,7 +310,7 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
     files = Files(archive.url, {})
     (unit,) = units(files.find(["ORDERS"]), 1 << 20)
     (archive.root / gone.path).unlink()
-    (outcome,) = compact_unit(files, Order(target=1 << 20, closed=AFTER), unit.sources)
+    (outcome,) = compact_unit(files, CompactionSpec(target=1 << 20, closed=AFTER), unit.sources)
     assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
 
 
