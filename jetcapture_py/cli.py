@@ -172,9 +172,8 @@ def _job(name: str, description: str) -> None:
     def run_job(context: typer.Context) -> None:
         from importlib import util
 
-        missing = next(
-            (package for package in ("pyspark", "pandas", "jinja2") if util.find_spec(package) is None), None
-        )
+        needed = ("pyspark", "pandas", "jinja2") if name == "report" else ("pyspark", "pandas")
+        missing = next((package for package in needed if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
         raise typer.Exit(import_module(f"spark_jobs.{name}").main(context.args))

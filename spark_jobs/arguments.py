@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +25,7 @@ from spark_jobs.publishing.login import OPTIONS, SECRETS, nats_config
 
 T = TypeVar("T")
 
+_SPACE = re.compile(r"\s")
 _SWITCH = {True: "true", False: None}
 _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
 
@@ -52,13 +55,27 @@ def parse(name: str, kind: type[T], arguments: Sequence[str] | None) -> T:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name)(command)
+    app.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
+    switches = {f"--{each.name.replace('_', '-')}" for each in declared if get_args(hints[each.name])[0] is bool}
     try:
-        app(arguments, prog_name=name)
+        app(_after_options(sys.argv[1:] if arguments is None else arguments, switches), prog_name=name)
     except SystemExit:
         if not found:
             raise
     return found[0]
+
+
+def _after_options(words: Sequence[str], switches: Container[str]) -> list[str]:
+    """Move SQL that begins with a comment behind `--`, where it is not taken for an option."""
+    if "--" in words:
+        return list(words)
+    options: list[str] = []
+    moved: list[str] = []
+    for before, word in zip(("", *words), words, strict=False):
+        comment = word.startswith("--") and _SPACE.search(word.partition("=")[0]) is not None
+        value = before.startswith("--") and "=" not in before and before not in switches
+        (moved if comment and not value else options).append(word)
+    return [*options, "--", *moved] if moved else options
 
 
 def _parameter(declared: Field[Any], hint: Any) -> inspect.Parameter:

@@ -19,7 +19,10 @@ _SHORT, _LONG = 9, 11
 
 
 class AckPosition(NamedTuple):
-    """A message's sequence in the stream, the number of its delivery, and how many messages the consumer had left."""
+    """A message's sequence in the stream, the number of its delivery, and how many messages the consumer had left.
+
+    `pending` is -1 where the server wrote no number that fits.
+    """
 
     seq: int
     delivery: int
@@ -40,10 +43,12 @@ def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
     tokens, base = _tokens(reply, stream.encode(), consumer.encode())
     if not base:
         return None
-    numbers = (tokens[base + 3], tokens[base + 4], tokens[base + 6])
-    if not all(number.isdigit() and len(number) < 20 for number in numbers):
-        return None
-    return AckPosition(*map(int, numbers))
+    seq, delivery, pending = (_number(tokens[base + place]) for place in (3, 4, 6))
+    return None if seq < 0 or delivery < 0 else AckPosition(seq, delivery, pending)
+
+
+def _number(token: bytes) -> int:
+    return int(token) if token.isdigit() and len(token) < 20 else -1
 
 
 def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:

@@ -90,7 +90,8 @@ class RangeReader:
             while (taken := await self._next()) is not None:
                 yield taken
         finally:
-            receiving.cancel()
+            if not self._finished:
+                receiving.cancel()
             await asyncio.wait([receiving])
             await self._leave()
 
@@ -262,8 +263,9 @@ class RangeReader:
                 self._disturb(str(error))
                 return
             if info["num_pending"]:
-                if self._wanted.per_subject and asyncio.get_running_loop().time() > self._came + SILENCE:
-                    # the next ones are gone, and the server skips only one of them at each sign of life
+                # the next ones are gone: the server skips only one of them at each sign of life, or still counts them
+                silence = SILENCE if self._wanted.per_subject else self._session.timeout / 2
+                if asyncio.get_running_loop().time() > self._came + silence:
                     await self._check_end()
                     self._disturb("expected messages were removed from the stream")
                 return

@@ -72,11 +72,11 @@ class Fetch(RangeReader):
             self._finish()
 
     async def _failed(self, error: Exception) -> None:
+        if self._watched or not isinstance(error, MissingStreamError):
+            self._failure = error
         if isinstance(error, MissingStreamError):
             await self._leave()
             self._finish()
-        if self._watched or not isinstance(error, MissingStreamError):
-            self._failure = error
 
     async def _state(self) -> StreamState:
         return StreamState.of(await self._api.request(f"STREAM.INFO.{self._options.stream}"))

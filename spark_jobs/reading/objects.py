@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -156,21 +157,23 @@ class Archive:
 
         def footer(name: ObjectName) -> bytes:
             path = f"{self.root}/{name.path}"
+            size = listing.sizes[name.path]
             if self.local:
-                return _local_footer(path)
+                with _opened(path) as file:
+                    if os.fstat(file).st_size != size:
+                        raise self._rewritten(name)
+                    return read_footer(lambda start, end: os.pread(file, end - start, start), size)
 
             def read(start: int, end: int) -> bytes:
                 return bytes(self.fs.cat_file(path, start=start, end=end))
 
-            size = listing.sizes[name.path]
             try:
                 return read_footer(read, size)
-            except pa.ArrowInvalid:  # a redelivery may have written the same messages again, in another number of bytes
+            except pa.ArrowInvalid:
                 self.fs.invalidate_cache()
-                now = int(self.fs.info(path)["size"])
-                if now == size:
+                if int(self.fs.info(path)["size"]) == size:
                     raise
-                return read_footer(read, now)
+                raise self._rewritten(name) from None
 
         reader = SchemaReader()
         numbers = []
@@ -207,14 +210,20 @@ class Archive:
         with ThreadPoolExecutor(_THREADS) as threads:
             yield from threads.map(one, names)
 
+    def _rewritten(self, name: ObjectName) -> VanishedError:
+        """Return the error for an object of another size than it was listed with: a redelivery wrote the same messages
+        again. Its old size must not reach Spark, which would miss what lies behind it."""
+        return VanishedError(f"{self.url}/{name.path} was stored again: read it again")
+
     def _unreadable(self, name: ObjectName, error: Exception) -> JetcaptureError:
         return JetcaptureError(f"cannot read {self.url}/{name.path}: {one_line(str(error))}")
 
 
-def _local_footer(path: str) -> bytes:
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
     file = os.open(path, os.O_RDONLY)
     try:
-        return read_footer(lambda start, end: os.pread(file, end - start, start), os.fstat(file).st_size)
+        yield file
     finally:
         os.close(file)
 

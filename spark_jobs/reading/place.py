@@ -128,7 +128,10 @@ def modified(entry: Mapping[str, Any]) -> float | None:
     for name in _MODIFIED:
         value = entry.get(name)
         if isinstance(value, str):
-            value = datetime.fromisoformat(value)
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:  # whatever this file system writes
+                continue
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, int | float):

@@ -8,8 +8,8 @@ queries. What was stored since would be read twice, and what was compacted would
 - Spark Connect, which plans on a server, gets directories and a pattern of the planned names. Each query counts the
   objects first, and fails with "read it again" unless all of them are there.
 
-Without the count, a query of objects that are gone would fail with Spark's own advice to refresh. So scans of a list
-count too, once they are older than `TRUSTED`; nothing is removed so soon after it was planned, and Spark removes the
+Without the count, a query of objects that are gone fails with Spark's own advice to refresh. So scans of a list count
+as well once they are older than `TRUSTED`. Objects are rarely removed sooner after planning, and Spark removes the
 condition from younger queries before they start.
 """
 
@@ -42,14 +42,14 @@ from spark_jobs.reading.overlaps import Range
 from spark_jobs.reading.place import Place
 
 TRUSTED = timedelta(seconds=10)
-"""How long after planning a scan of a list does not count its objects."""
+"""Age of a plan from which a scan of a list counts its objects."""
 
 _FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
 _COUNTED_BY_A_TASK = 4096
 """Local objects whose status one task looks up, in some hundredths of a second."""
 _STATUS = "path string, modificationTime timestamp, length long, content binary"
 _UNRESERVED = "_-!.~'()*,;:$&+=/@"
-"""What Java leaves as it is in the path of a URI."""
+"""Characters of a path that Java does not escape in a URI."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,12 @@ class Scans:
         # in the path of such a stream, a list of files would show one more partition column
         if is_remote() or "=" in self.directory:
             return True
-        with self._log(self.names[:1]) as url:
-            frame: Any = self._reader().schema(_STATUS).format("binaryFile").load(url)
-        return len(frame._jdf.inputFiles()) != 1  # Spark was configured to ignore such logs
+        try:
+            with self._log(self.names[:1]) as url:
+                frame: Any = self._reader().schema(_STATUS).format("binaryFile").load(url)
+            return len(frame._jdf.inputFiles()) != 1  # Spark was configured to ignore such logs
+        except Exception:  # or to read them in a way that fails here; py4j raises errors of its own
+            return True
 
     @cached_property
     def _complete(self) -> Column:
@@ -121,7 +124,7 @@ class Scans:
 
     @contextmanager
     def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
-        """A directory that looks to Spark like the output of a streaming query that wrote these objects."""
+        """Make a directory that Spark takes for the output of a streaming query that wrote these objects."""
         as_uri = cache(_as_uri)
         with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
             log = Path(output, "_spark_metadata")
@@ -141,11 +144,11 @@ class Scans:
         return self.spark.read.options(**self.place.settings, **options).option("__globPaths__", "false")
 
     def _directories(self, names: Sequence[ObjectName]) -> list[str]:
-        """What Spark has to list to find these objects, and no others of their files' names."""
+        """Return the paths to list to find these objects, and no others of their files' names."""
         repeated = set(self.listing.repeated)
-        strangers = {name.directory for name in repeated.difference(names)} if repeated else set()
-        wanted = dict.fromkeys(name.directory for name in names if name.directory not in strangers)
-        files = [name.path for name in names if name.directory in strangers]
+        shared = {name.directory for name in repeated.difference(names)} if repeated else set()
+        wanted = dict.fromkeys(name.directory for name in names if name.directory not in shared)
+        files = [name.path for name in names if name.directory in shared]
         covered = cover(wanted, self.listing.directories, self.listing.tops)
         return [self._in_spark(path) for path in (*covered, *files)]
 

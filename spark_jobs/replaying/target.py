@@ -25,8 +25,8 @@ from spark_jobs.replaying.task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME
 _NANOSECOND = 1_000_000_000
 _CONNECT_TIMEOUT = 3.0
 """Seconds to keep trying unreachable servers."""
-_TIMEOUT = 20.0
-"""Seconds without progress after which reading a stream is given up."""
+_TIMEOUT = 60.0
+"""Seconds without a message after which reading a stream fails: the server may look for the next one for long."""
 
 T = TypeVar("T")
 
@@ -136,7 +136,8 @@ _NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.i
 
 
 async def _replayed(session: ReadSession, stream: Stream, pattern: str, replay_id: str) -> pa.Table:
-    wanted = StreamRange(stream=stream.name, first=1, end=stream.last + 1, subjects=(pattern,), headers_only=True)
+    end = (await session.state(stream.name)).last + 1  # what was stored since the streams were listed counts as well
+    wanted = StreamRange(stream=stream.name, first=1, end=end, subjects=(pattern,), headers_only=True)
     parts = [_NOTHING.empty_table()]
     async with aclosing(RangeReader(session, wanted).messages()) as messages:
         async for _, received in messages:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from spark_jobs.reporting.coverage import Incarnation
+from spark_jobs.reporting.coverage import IncarnationCoverage
 from spark_jobs.reporting.text import day, duration, plural, share, short, size, utc
 
 MOST_BARS = 72
@@ -179,7 +179,7 @@ def waits(axis: Axis, points: Mapping[int, tuple[float, float, float]], *, title
     return _over_time(axis, bars, scale, title, f"The longest wait is {duration(worst)}. The axis is logarithmic.")
 
 
-def strip(life: Incarnation) -> Chart:
+def strip(life: IncarnationCoverage) -> Chart:
     """Return the range of sequences as a band: full where all are stored, with a mark below every part with a hole."""
     bars, at = [], 0
     for stored, run in groupby(life.cells):

@@ -2,7 +2,7 @@
 
 Objects whose ranges touch form a *run*. A run with as many messages as its range is long has no holes, as names and
 footers show. Only the sequences of other runs are read, and Spark finds the gaps in them. A stream that is deleted and
-created again starts at sequence 1: each of its incarnations (`Incarnation`) is examined separately.
+created again starts at sequence 1: each of its incarnations (`IncarnationCoverage`) is examined separately.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Hole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incarnation:
+class IncarnationCoverage:
     """One incarnation of the stream: what is stored of the sequences `first` to `last`.
 
     `created` is as the server wrote it, "" where unknown; `oldest` and `newest` are times of messages in microseconds.
@@ -110,7 +110,7 @@ def coverage(
     copies: Mapping[ObjectName, int],
     doubtful: Collection[ObjectName],
     mark: Watermark | None,
-) -> tuple[list[Incarnation], int]:
+) -> tuple[list[IncarnationCoverage], int]:
     """Return the newest incarnations of the stream, newest first, and how many older ones were not examined.
 
     `objects` are all objects of the stream, by first sequence. `copies` says how many messages of an object other
@@ -202,7 +202,7 @@ def _life(
     whole: Sequence[_Segment],
     unclear: Sequence[Sequence[Stored]],
     settled: int | None,
-) -> Incarnation | None:
+) -> IncarnationCoverage | None:
     """Return the incarnation whose messages came at `times`, in microseconds, the end excluded.
 
     None when the objects hold no message of it.
@@ -220,7 +220,7 @@ def _life(
     open_segments = [segment for segment in segments if segment.open]
     open_holes = [hole for hole in outer if hole.open]
     largest = nlargest(MOST_HOLES, [*outer, *inner], key=lambda hole: (hole.missing, -hole.first))
-    return Incarnation(
+    return IncarnationCoverage(
         created=created,
         first=segments[0].first,
         last=segments[-1].last,

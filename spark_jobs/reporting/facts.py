@@ -16,7 +16,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.reporting.coverage import Incarnation, coverage
+from spark_jobs.reporting.coverage import IncarnationCoverage, coverage
 from spark_jobs.reporting.source import ReportSource, Stored
 
 Dedupe = Literal["auto", "full", "none"]
@@ -99,7 +99,7 @@ class Facts:
     quarantine: Sequence[Stored]
     copies: Mapping[ObjectName, int]
     mark: Watermark | None
-    lives: Sequence[Incarnation]
+    lives: Sequence[IncarnationCoverage]
     older_lives: int
     delivery: Delivery
     reasons: Sequence[Reason]

@@ -176,11 +176,13 @@ def test_a_second_signal_ends_the_process_at_once(nats_server: Start, tmp_path: 
 
 
 def test_a_signal_while_nothing_can_be_reached_ends_the_process(tmp_path: Path) -> None:
-    with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive")) as replica:
+    with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive", drain_timeout="120s")) as replica:
         replica.start()
         awaited(lambda: list(replica.events("capture.started")), "it tries")
+        began = time.monotonic()
         replica.process.send_signal(signal.SIGTERM)
         assert replica.wait() == 0
+        assert time.monotonic() - began < 60
 
 
 def test_a_quiet_streams_block_is_stored_within_two_seconds_of_its_age(nats_server: Start, tmp_path: Path) -> None:

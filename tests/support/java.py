@@ -53,7 +53,7 @@ def write() -> None:
     from tests.support.nats_server import NatsServer
     from tests.support.replays import add_stream
 
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=classes().parent) as place:
         home, written = Path(place), Path(place) / "classes.jsa"
         options = f"{SHORT_LIVED} {PATIENT} -XX:ArchiveClassesAtExit={written} -Xlog:disable"
         archive = Archive(home / "archive")
@@ -65,6 +65,7 @@ def write() -> None:
                 capture_output=True,  # which ends when the JVM has ended
                 text=True,
                 check=False,
+                timeout=900,
                 env={**os.environ, VARIABLE: options},
             )
         if done.returncode == 0 and written.exists():

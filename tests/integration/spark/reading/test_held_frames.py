@@ -94,22 +94,53 @@ def test_a_frame_whose_objects_were_replaced_fails_and_says_read_it_again(
     assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("trusted", [timedelta(0), timedelta(hours=1)])
 def test_missing_objects_are_missed_though_the_session_ignores_missing_files(
-    spark: SparkSession, archive: Archive, view: str
+    spark: SparkSession, archive: Archive, view: str, monkeypatch: pytest.MonkeyPatch, trusted: timedelta
 ) -> None:
+    monkeypatch.setattr(scan, "TRUSTED", trusted)
     orders(archive, [[1, 2], [3, 4]])
     gone = archive.write([5], "b")
     frame = archive_view(spark, archive.url, "ORDERS", view)
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    said = "FILE_NOT_EXIST" if trusted else "read it again"
     try:
         (archive.root / gone.path).unlink()
         for _ in range(2):
-            with pytest.raises((PySparkException, Py4JError), match="read it again"):
-                frame.count()
+            with pytest.raises((PySparkException, Py4JError), match=said):
+                frame.agg({layout.SEQ: "sum"}).collect()
             spark.sql(f"REFRESH TABLE {view}")
     finally:
         spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+
+
+@pytest.mark.parametrize(
+    ("stream", "setting"),
+    [
+        ("A=B", None),
+        ("ORDERS", ("spark.sql.streaming.fileStreamSink.ignoreMetadata", "true")),
+        ("ORDERS", ("spark.sql.streaming.fileSink.log.compactInterval", "1")),
+    ],
+)
+def test_a_frame_is_exact_where_spark_cannot_be_given_a_list_of_files(
+    spark: SparkSession, archive: Archive, view: str, stream: str, setting: tuple[str, str] | None
+) -> None:
+    sources = orders(archive, [[1, 2], [3, 4]], stream=stream)
+    if setting:
+        spark.conf.set(*setting)
+    try:
+        frame = archive_view(spark, archive.url, stream, view)
+        assert seqs(frame) == [1, 2, 3, 4]
+        orders(archive, [[5]], stream=stream)
+        spark.sql(f"REFRESH TABLE {view}")
+        assert seqs(frame) == seqs(spark.table(view)) == [1, 2, 3, 4]
+        assert frame.columns[-3:] == ["key", "date", "hour"]
+        (archive.root / sources[0].path).unlink()
+        with pytest.raises((PySparkException, Py4JError), match="read it again"):
+            frame.count()
+    finally:
+        if setting:
+            spark.conf.unset(setting[0])
 
 
 @pytest.mark.usefixtures("counted")

@@ -27,7 +27,7 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
-from spark_jobs.reporting.coverage import MOST_HOLES, Incarnation
+from spark_jobs.reporting.coverage import MOST_HOLES, IncarnationCoverage
 from spark_jobs.reporting.facts import MOST_REASONS, Choice, Facts, collect
 from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
@@ -109,7 +109,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "archive")
 
 
-def missing(life: Incarnation) -> list[tuple[int, int]]:
+def missing(life: IncarnationCoverage) -> list[tuple[int, int]]:
     return [(hole.first, hole.last) for hole in life.largest]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
-from spark_jobs.reporting.coverage import Hole, Incarnation
+from spark_jobs.reporting.coverage import Hole, IncarnationCoverage
 from spark_jobs.reporting.facts import Choice, Delivery, Facts
 from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
 from spark_jobs.reporting.page import environment, findings, verdict
@@ -41,7 +41,7 @@ def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: 
     return Stored(name=name, **{**known, **other})
 
 
-def life(*holes: Hole, last: int = 10, **other: Any) -> Incarnation:
+def life(*holes: Hole, last: int = 10, **other: Any) -> IncarnationCoverage:
     absent = sum(hole.missing for hole in holes)
     known: dict[str, Any] = {
         "settled": None,
@@ -53,7 +53,7 @@ def life(*holes: Hole, last: int = 10, **other: Any) -> Incarnation:
     }
     known |= other
     present = last - absent
-    return Incarnation(
+    return IncarnationCoverage(
         created="", first=1, last=last, oldest=None, newest=None, present=present, largest=holes, **known
     )
 
@@ -62,7 +62,7 @@ def hole(first: int, last: int, *, beyond: bool = False) -> Hole:
     return Hole(first=first, last=last, after=None, before=None, open=beyond)
 
 
-def facts(*lives: Incarnation, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
+def facts(*lives: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
     known: dict[str, Any] = {
         "stream": "S",
         "url": "/archive",
@@ -182,7 +182,7 @@ class TestAxis:
 
 
 class TestCharts:
-    def strip(self, given: Incarnation) -> Page:
+    def strip(self, given: IncarnationCoverage) -> Page:
         return Page(rendered("{{ parts.strip(chart) }}", chart=strip(given)))
 
     def test_a_bar_is_as_high_as_its_layers(self) -> None:
