@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from jetcapture_py.text import escaped
+from jetcapture_py.text import escaped, plural
 from spark_jobs.compaction.plan import Source
 from spark_jobs.compaction.unit import Outcome
 
@@ -88,11 +88,13 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
             key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
             yield f"{key}, {change.bucket}: {_difference(change)}"
     verb = "would be " if summary.dry_run else ""
-    yield f"{stream}: {_difference(summary)}; {summary.duplicates:,} duplicate rows {verb}removed"
+    duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
+    yield f"{stream}: {_difference(summary)}; {duplicates} {verb}removed"
     for reason, count in summary.left.items():
-        yield f"{count:,} group{'s' * (count > 1)} left alone: {reason}"
+        yield f"{plural(count, 'group', grouped=True)} left alone: {reason}"
 
 
 def _difference(of: Summary | Change) -> str:
     before, after = (f"{size / (1 << 20):,.1f} MiB" for size in (of.bytes_before, of.bytes_after))
-    return f"{of.objects_before:,} objects, {before} → {of.objects_after:,} objects, {after}"
+    old, new = (plural(count, "object", grouped=True) for count in (of.objects_before, of.objects_after))
+    return f"{old}, {before} → {new}, {after}"

@@ -256,7 +256,7 @@ def test_the_command_replays_an_archive_and_says_so(
     first, second = output.out.splitlines()
     assert first.startswith("replayed 3 messages in ")
     assert first.endswith(" messages/s); replay id r1")
-    assert second.startswith("replayed 1 messages in ")
+    assert second.startswith("replayed 1 message in ")
     assert second.endswith(" messages/s), 1 already known to the stream; replay id r1")
     assert set(output.err.splitlines()) == {"replay: replay id r1; if interrupted, continue with --resume r1"}
     assert main([*arguments, "--sql", "SELECT amuont FROM archive"]) == 1
