@@ -601,8 +601,8 @@ def test_filters_and_the_start_of_a_new_consumer_are_as_configured(nats_server: 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"ack_policy": "none"}, "has ack_policy none; explicit is needed"),
-        ({"ack_policy": "all"}, "has ack_policy all; explicit is needed"),
+        ({"ack_policy": "none"}, "has ack_policy none; explicit is required"),
+        ({"ack_policy": "all"}, "has ack_policy all; explicit is required"),
         ({"ack_policy": "explicit", "headers_only": True}, "has headers_only set; it must be off"),
         ({"ack_policy": "explicit", "deliver_subject": "somewhere"}, "is a push consumer; a pull consumer is required"),
     ],

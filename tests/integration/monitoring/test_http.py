@@ -21,7 +21,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture import stats
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
-from jetcapture_py.jetstream import source
+from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring import http as endpoint
 from jetcapture_py.monitoring.http import serve
 from jetcapture_py.store import LocalStore
@@ -259,8 +259,8 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
 def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "HEARTBEAT", 0.2)
-    monkeypatch.setattr(source, "SILENCE", 1.0)
+    monkeypatch.setattr(pulls, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(pulls, "SILENCE", 1.0)
 
     async def scenario() -> None:
         server = nats_server()

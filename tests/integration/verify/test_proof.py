@@ -294,7 +294,7 @@ def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_server: S
             report = await verify(settings)
             assert report.complete
             assert (report.stored, report.older, report.duplicates) == (200, 300, 0)
-            assert "300 messages of earlier lives" in report.as_text()
+            assert "300 messages of earlier incarnations" in report.as_text()
             lost = remove(tmp_path / "a", min(set(objects(tmp_path / "a")) - before, key=lambda name: name.path))
             assert holes(await verify(settings)) == lost
 
