@@ -131,6 +131,11 @@ class RangeReader:
         """Whether nothing is left to look at."""
         return True
 
+    @property
+    def _replaced_after(self) -> float:
+        """Seconds without a message after which a consumer that counts messages to come is replaced by another one."""
+        return SILENCE if self._wanted.per_subject else self._session.timeout / 2
+
     async def _check_end(self) -> None:
         """Look at what is missing behind the last message received."""
 
@@ -264,8 +269,7 @@ class RangeReader:
                 return
             if info["num_pending"]:
                 # the next ones are gone: the server skips only one of them at each sign of life, or still counts them
-                silence = SILENCE if self._wanted.per_subject else self._session.timeout / 2
-                if asyncio.get_running_loop().time() > self._came + silence:
+                if asyncio.get_running_loop().time() > self._came + self._replaced_after:
                     await self._check_end()
                     self._disturb("expected messages were removed from the stream")
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
@@ -70,6 +71,10 @@ class Fetch(RangeReader):
         self._replicated = state.replicated
         if state.created != self._part.created or (self._part.per_subject and not answer["num_pending"]):
             self._finish()
+
+    @property
+    def _replaced_after(self) -> float:
+        return super()._replaced_after if self._part.per_subject else inf  # `timeout` says how long a read waits
 
     async def _failed(self, error: Exception) -> None:
         if self._watched or not isinstance(error, MissingStreamError):
