@@ -3,7 +3,7 @@
 
 PYTHON ?= python3.13 python3.12 python3.11 python3
 ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 3
 MINUTES ?= 30
 SEED ?=
 
@@ -25,7 +25,7 @@ USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
-	@echo 'make test    lint, then every test, WORKERS=4 at a time; ARGS="-k name"'
+	@echo 'make test    lint, then every test, WORKERS=3 at a time; ARGS="-k name"'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
@@ -36,7 +36,7 @@ help:
 demo: $(FOR_DEMO) java
 	@$(RUN) jetcapture_py demo $(ARGS)
 
-# more workers than cores: tests wait much
+# more workers than cores, because tests often wait
 test: lint $(FOR_DEV) java
 	$(RUN) tests.support.java
 	$(RUN) pytest -n $(WORKERS) $(ARGS)

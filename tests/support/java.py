@@ -60,14 +60,18 @@ def write() -> None:
         core.fill(archive)
         with NatsServer(home / "nats") as server:
             add_stream(server.url, "CLASSES", "classes.>")
-            done = subprocess.run(
-                [sys.executable, "-m", core.__name__, archive.url, server.url, "CLASSES", "remote"],
-                capture_output=True,  # which ends when the JVM has ended
-                text=True,
-                check=False,
-                timeout=900,
-                env={**os.environ, VARIABLE: options},
-            )
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", core.__name__, archive.url, server.url, "CLASSES", "remote"],
+                    capture_output=True,  # which ends when the JVM has ended
+                    text=True,
+                    check=False,
+                    timeout=900,
+                    env={**os.environ, VARIABLE: options},
+                )
+            except subprocess.TimeoutExpired:
+                print("Spark's classes cannot be kept, so each Spark starts slowly: it does not end")
+                return
         if done.returncode == 0 and written.exists():
             written.replace(classes())
         else:
