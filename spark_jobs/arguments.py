@@ -56,7 +56,7 @@ def parse(name: str, kind: type[T], arguments: Sequence[str] | None) -> T:
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(name, context_settings={"help_option_names": ["-h", "--help"]})(command)
-    switches = {f"--{each.name.replace('_', '-')}" for each in declared if get_args(hints[each.name])[0] is bool}
+    switches = {_flag(each.name) for each in declared if get_args(hints[each.name])[0] is bool}
     try:
         app(_after_options(sys.argv[1:] if arguments is None else arguments, switches), prog_name=name)
     except SystemExit:

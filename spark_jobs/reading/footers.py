@@ -11,7 +11,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_MAGIC = b"PAR1"
+from jetcapture_py.archive.footer import MAGIC
+from jetcapture_py.archive.footer import length as footer_length
+
 _TAIL = 1 << 14
 """Bytes that are read from the end of a file at first; almost every footer is shorter."""
 _ARROW_SCHEMA = b"ARROW:schema"
@@ -21,12 +23,12 @@ _ARROW_SCHEMA = b"ARROW:schema"
 def read_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
     """Return a file's footer; `read(start, end)` reads a part of the file. Raises pa.ArrowInvalid."""
     tail = read(max(0, size - _TAIL), size)
-    length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] != _MAGIC or length + 8 > size:
+    whole = footer_length(tail)
+    if not 0 < whole <= size:
         raise pa.ArrowInvalid("not a Parquet file: its last bytes are not those of a footer")
-    if length + 8 > len(tail):
-        tail = read(size - 8 - length, size)
-    return tail[-8 - length : -8]
+    if whole > len(tail):
+        tail = read(size - whole, size)
+    return tail[-whole:-8]
 
 
 class SchemaReader:
@@ -46,7 +48,7 @@ class SchemaReader:
                 known = self._beginnings.get(footer[:length])
                 if known is not None:
                     return known
-        file = b"".join((_MAGIC, footer, len(footer).to_bytes(4, "little"), _MAGIC))
+        file = b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))
         schema = pq.read_schema(pa.BufferReader(file)).remove_metadata()
         number = self._numbers.setdefault(schema, len(self.schemas))
         if number == len(self.schemas):

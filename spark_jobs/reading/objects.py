@@ -130,17 +130,12 @@ class Archive:
 
     def nothing(self) -> DataFrame:
         """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""
-        try:
-            entries = [str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.root, detail=False)]
-        except Exception:  # it would only add to a message that says what is wrong already
-            entries = []
+        entries = self.place.entries()
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
         if self.stream in entries:
             raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} holds no objects")
-        streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-        known = f"; there are: {streams}" if streams else ""
-        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{known}")
+        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{self.place.known_streams()}")
 
     def fetched(
         self,

@@ -94,6 +94,18 @@ class Place:
         cut = len(self.root) + 1
         return {str(path)[cut:]: info for path, info in found.items()}
 
+    def entries(self) -> list[str]:
+        """Return the names in the root; none where it cannot be listed, because they only add to an error."""
+        try:
+            return [str(path).rpartition("/")[2] for path in self.fs.ls(self.root, detail=False)]
+        except Exception:  # the error that this would add to says what is wrong
+            return []
+
+    def known_streams(self) -> str:
+        """Return the streams whose archives are here, for the end of an error that names another one."""
+        streams = ", ".join(sorted(entry for entry in self.entries() if not entry.startswith(("_", "."))))
+        return f"; there are: {streams}" if streams else ""
+
     def require(self, spark: SparkSession) -> None:
         """Raise, with what to do about it, when Spark has no file system for this place; before anything is listed.
 

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.layout import METADATA_PREFIX, ObjectName
+from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
@@ -92,7 +93,7 @@ class ReportSource:
         )  # before the listing, which then includes all that the watermark promises
         entries = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
         if not entries:
-            raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{_known(place)}")
+            raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
         return cls(spark=spark, place=place, url=url, options=options, entries=entries, mark=mark)
 
     def objects(self) -> list[Stored]:
@@ -119,16 +120,6 @@ class ReportSource:
 def _listed(place: Place, directory: str) -> dict[ObjectName, Mapping[str, Any]]:
     names = ((layout.parse_path(path), entry) for path, entry in place.files(directory).items())
     return {name: entry for name, entry in names if name is not None}
-
-
-def _known(place: Place) -> str:
-    """Return the available streams, for an error."""
-    try:
-        entries = [str(path).rpartition("/")[2] for path in place.fs.ls(place.root, detail=False)]
-    except Exception:  # the list only adds to an error message
-        return ""
-    streams = ", ".join(sorted(entry for entry in entries if not entry.startswith(("_", "."))))
-    return f"; available: {streams}" if streams else ""
 
 
 def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches: Batches) -> Batches:
@@ -162,17 +153,16 @@ def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
 
 
 def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaData) -> Stored:
-    metadata = (footer.metadata or {}).items()
-    said = {key.decode(): value.decode() for key, value in metadata if key.startswith(METADATA_PREFIX.encode())}
+    said = entries(footer.metadata)
     times, delivered = _bounds(footer, layout.TIMESTAMP), _bounds(footer, layout.DELIVERED)
     return Stored(
         name=name,
         size=int(entry["size"]),
         modified=modified(entry),
-        messages=int(said.get(f"{METADATA_PREFIX}messages", name.rows)),
-        created=said.get(f"{METADATA_PREFIX}stream_created", ""),
-        interval=int(said.get(f"{METADATA_PREFIX}interval", UNKNOWN_INTERVAL)),
-        sealed_by=said.get(f"{METADATA_PREFIX}sealed_by", ""),
+        messages=int(said.get("messages", name.rows)),
+        created=said.get("stream_created", ""),
+        interval=int(said.get("interval", UNKNOWN_INTERVAL)),
+        sealed_by=said.get("sealed_by", ""),
         oldest=None if times is None else (times[0] - _EPOCH) // timedelta(microseconds=1),
         newest=None if times is None else (times[1] - _EPOCH) // timedelta(microseconds=1),
         redelivered=delivered is None or delivered[1] > 1,
