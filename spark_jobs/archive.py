@@ -1,4 +1,4 @@
-"""Read an archive in Spark: every message once, as one table, at the speed of native Parquet.
+"""Reads an archive in Spark: every message once, as one table, through Spark's own Parquet reader.
 
 Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
 messages are compared by sequence (see `overlaps`), or go through `dropDuplicates`. Objects whose column types differ
