@@ -43,12 +43,11 @@ def report(
     dedupe: Dedupe = "auto",
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The report about the archive of `stream` under `url`, as HTML. Raises JetcaptureError.
+    """Return an HTML report about the archive of `stream` under `url`. Raises JetcaptureError.
 
-    `start` (inclusive) and `end` (exclusive) choose whole buckets, `keys` chooses keys, None among them for messages
-    without one, `complete` buckets that ended before the watermark's time. Holes are looked for in the whole stream
-    all the same. `dedupe` is as for `read_archive`; with `none`, copies are not looked for and count. `options` are
-    handed to fsspec.
+    `start` (inclusive) and `end` (exclusive) select whole buckets, `keys` selects keys (None: messages without a key),
+    `complete` selects buckets that ended before the watermark's time. The search for holes always covers the whole
+    stream. `dedupe` as for `read_archive`; with `none`, copies are counted as messages. `options` go to fsspec.
     """
     part = Part.of(start, end, keys)
     choice = Choice(start=part.start, end=part.end, keys=part.keys, complete=complete)
@@ -59,11 +58,11 @@ def report(
 class ReportCommand(ArchiveArguments):
     """Write one HTML page about an archive."""
 
-    output: Annotated[str, Option(metavar="FILE", help="The file to write.")] = "report.html"
+    output: Annotated[str, Option(metavar="FILE", help="Output file.")] = "report.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 when the page is written, 1 with one line of text when it is not."""
+    """Run the command line; return 0 on success, 1 after printing a one-line error."""
     return guarded("report", lambda: _run(parse("report", ReportCommand, arguments)))
 
 
@@ -78,7 +77,7 @@ def _run(chosen: ReportCommand) -> None:
 def _collected(
     spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
 ) -> Facts:
-    """The facts, of an archive that compaction may be changing."""
+    """Collect the facts; retry when objects disappear, as they do during compaction."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return collect(spark, url, stream, choice, dedupe, options)
@@ -91,7 +90,7 @@ def _collected(
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file whole or not at all."""
+    """Write the file atomically."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
