@@ -153,7 +153,7 @@ def preview(
     origin: Origin | None = None,
     allow_loop: bool = False,
 ) -> tuple[Preview, list[Stream]]:
-    """Return what `replay` would publish, and the target streams. Raises the errors it would raise before publishing."""
+    """Return what `replay` would publish, and the target streams. Raises what it would raise before publishing."""
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
