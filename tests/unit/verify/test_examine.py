@@ -205,7 +205,7 @@ def test_an_object_that_was_cut_off_is_found_from_its_end(tmp_path: Path) -> Non
 def test_bytes_missing_from_the_middle_are_found_from_the_footer(tmp_path: Path) -> None:
     block = encoded(MESSAGES)
     data = block.data.to_pybytes()
-    with pytest.raises(DamagedError, match="parts are not where"):
+    with pytest.raises(DamagedError, match="column chunks are not where"):
         look(tmp_path, with_data(block, data[:50] + data[51:]))
 
 
