@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
+from typing import TextIO
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
@@ -109,6 +111,18 @@ def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
     given = SparkConf().get(_WORKER_PATH)
     return path if given is None else os.pathsep.join((given, path))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """Open a text file for writing that appears atomically when the block ends without an error."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def require_java() -> None:

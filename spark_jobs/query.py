@@ -30,7 +30,7 @@ from typer import Argument, BadParameter, Option
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.text import escaped, plural
 from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, session, whole_file
 from spark_jobs.reading.place import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
 from spark_jobs.replay import logging_to_stderr, replay
@@ -129,14 +129,8 @@ def _target(output: str | None) -> Iterator[TextIO]:
         except BrokenPipeError:  # as after `| head`: keep the interpreter from failing at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    path = Path(output)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(Path(output)) as file:
+        yield file
 
 
 def _text(value: Column, kind: st.DataType) -> Column:

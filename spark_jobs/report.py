@@ -23,7 +23,7 @@ from typer import Option
 
 from jetcapture_py.errors import VanishedError
 from spark_jobs.arguments import ArchiveArguments, parse
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, session, whole_file
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
@@ -70,7 +70,9 @@ def _run(chosen: ReportCommand) -> None:
     choice = Choice(start=chosen.start, end=chosen.end, keys=chosen.keys, complete=chosen.complete_only)
     spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
     facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
-    _write(Path(chosen.output), page(facts))
+    text = page(facts)
+    with whole_file(Path(chosen.output)) as file:
+        file.write(text)
     sys.stdout.write(f"{chosen.output}: {verdict(facts).sentence}\n")
 
 
@@ -87,16 +89,6 @@ def _collected(
             if VanishedError.__name__ not in str(error):  # raised by a worker
                 raise
     return collect(spark, url, stream, choice, dedupe, options)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -67,12 +67,12 @@ class Finder:
     def __init__(
         self,
         storage: ObjectStorage,
-        incarnation: Incarnation | None,
+        life: Incarnation | None,
         seen: Iterable[Seen],
         repeated: Sequences,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        self._storage, self._incarnation, self._repeated, self._progress = storage, incarnation, repeated, progress
+        self._storage, self._life, self._repeated, self._progress = storage, life, repeated, progress
         self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
         self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
         self._groups = [each.name.group for each in self._seen]
@@ -116,7 +116,7 @@ class Finder:
         """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
-                return positions(self._storage, each.file, each.name, self._incarnation)
+                return positions(self._storage, each.file, each.name, self._life)
             except VanishedError:
                 return _NONE, _NONE
             except (DamagedError, StoreError):

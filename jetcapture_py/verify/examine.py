@@ -75,21 +75,19 @@ class Held:
     signed: bool
 
 
-def examine(
-    storage: ObjectStorage, file: File, name: ObjectName, incarnation: Incarnation | None, *, deep: bool
-) -> Held:
+def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
     """Check an object and return its contents. Raises DamagedError, VanishedError, StoreError."""
     item = _Object(storage, file, name)
     messages = item.compared()
     if deep:
         item.check_bytes()
     low, high = item.times()
-    present = _present(item.own, incarnation, low, high)
+    present = _present(item.own, life, low, high)
     span = name.last_seq - name.first_seq + 1
     if deep or present is None or (present and messages != span):
         seqs, times = item.identities()
         item.check_identities(seqs, times, messages)
-        seqs, times = _of_incarnation(seqs, times, incarnation, present)
+        seqs, times = _of_life(seqs, times, life, present)
         newest = int(times.max()) if len(seqs) else 0
         count = len(seqs)
         known = (int(seqs[0]), int(seqs[-1])) if count and count == seqs[-1] - seqs[0] + 1 == span else None
@@ -110,40 +108,40 @@ def examine(
     )
 
 
-def positions(storage: ObjectStorage, file: File, name: ObjectName, incarnation: Incarnation | None) -> tuple[Any, Any]:
+def positions(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
     """Return sequences and timestamps in microseconds of an object's messages of the current incarnation, in order.
 
     Raises DamagedError, VanishedError, StoreError.
     """
     item = _Object(storage, file, name)
     item.compared()
-    present = _present(item.own, incarnation, *item.times())
-    return _of_incarnation(*item.identities(), incarnation, present)
+    present = _present(item.own, life, *item.times())
+    return _of_life(*item.identities(), life, present)
 
 
-def _of_incarnation(seqs: Any, times: Any, incarnation: Incarnation | None, present: bool | None) -> tuple[Any, Any]:
+def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | None) -> tuple[Any, Any]:
     """Keep the messages of the current incarnation."""
     if present is False:
         return seqs[:0], times[:0]
-    if incarnation is None or present:
+    if life is None or present:
         return seqs, times
-    return seqs[times >= incarnation.since], times[times >= incarnation.since]
+    return seqs[times >= life.since], times[times >= life.since]
 
 
-def _present(own: Mapping[str, str], incarnation: Incarnation | None, low: int | None, high: int | None) -> bool | None:
+def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
     """Whether all (True) or none (False) of an object's messages are of the current incarnation; None: some or unknown.
 
     `low` and `high` are its earliest and latest timestamp. They decide if the footer does not, as for objects of
     several incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
     """
     created = own.get("stream_created", "")
-    if incarnation is None or created == incarnation.created:
+    if life is None or created == life.created:
         return True
-    if incarnation.mirror:
-        return created in ("", incarnation.created)
-    if low is None or high is None or low < incarnation.since <= high:
+    if life.mirror:
+        return created in ("", life.created)
+    if low is None or high is None or low < life.since <= high:
         return None
-    return low >= incarnation.since
+    return low >= life.since
 
 
 class _Object:

@@ -81,7 +81,7 @@ async def _survey(
             progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, storage, stream, scope.incarnation, scope.top, deep=deep, progress=step)
+        return await asyncio.to_thread(survey, storage, stream, scope.life, scope.top, deep=deep, progress=step)
     except asyncio.CancelledError:
         cancelled.set()
         raise
@@ -146,7 +146,7 @@ class _Scope:
     The watermark covers everything up to the sequence `promised_seq` and the time `promised_time` (microseconds).
     """
 
-    incarnation: Incarnation | None
+    life: Incarnation | None
     start: int
     floor: int
     top: int
@@ -156,18 +156,18 @@ class _Scope:
 
     @classmethod
     def of(cls, known: _Known | None, mark: watermark.Watermark | None) -> _Scope:
-        incarnation: Incarnation | None = None
+        life: Incarnation | None = None
         if known is None:
             with suppress(ValueError):
-                incarnation = Incarnation.of(mark.created, mirror=False) if mark is not None else None
-            return cls(incarnation=incarnation, start=1, floor=0, top=1 << 62, known=None)
+                life = Incarnation.of(mark.created, mirror=False) if mark is not None else None
+            return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
         state, floor = known.state, known.consumer.ack_floor
         seq = mark.seq if mark is not None and mark.created == state.created else 0
         time = microseconds_of(mark.time) if mark is not None and known.aged else 0
         top = max(floor, min(max(seq, known.aged or 0), state.last))
-        incarnation = Incarnation.of(state.created, mirror=state.mirror)
+        life = Incarnation.of(state.created, mirror=state.mirror)
         return cls(
-            incarnation=incarnation,
+            life=life,
             start=known.start,
             floor=floor,
             top=top,

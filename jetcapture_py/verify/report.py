@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 from jetcapture_py.config.units import format_time
-from jetcapture_py.text import escaped
+from jetcapture_py.text import escaped, plural
 from jetcapture_py.verify.copies import Copy
 from jetcapture_py.verify.scan import Problem
 
@@ -17,6 +18,7 @@ MOST_RANGES = 10_000
 """Maximum ranges of each kind that are kept; all are counted."""
 SHOWN = 20
 """Maximum lines of each kind in the text."""
+_count = partial(plural, grouped=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +201,6 @@ def _some(lines: list[str], count: int) -> Iterator[str]:
     yield from (f"  {escaped(line)}" for line in lines[:SHOWN])
     if count > SHOWN:
         yield f"  and {count - SHOWN:,} more"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _range(first: int, last: int) -> str:

@@ -62,7 +62,7 @@ class ArchiveScan:
 
 
 def survey(
-    storage: ObjectStorage, stream: str, incarnation: Incarnation | None, bound: int, *, deep: bool, progress: Progress
+    storage: ObjectStorage, stream: str, life: Incarnation | None, bound: int, *, deep: bool, progress: Progress
 ) -> ArchiveScan:
     """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails."""
     found = ArchiveScan()
@@ -70,7 +70,7 @@ def survey(
     for _ in range(ROUNDS):
         files = [file for file in storage.files(stream) if file.place not in seen]
         seen.update(file.place for file in files)
-        gone = _look(storage, files, incarnation, bound, found, deep=deep, progress=progress)
+        gone = _look(storage, files, life, bound, found, deep=deep, progress=progress)
         if not gone:
             break
     else:
@@ -78,14 +78,14 @@ def survey(
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
     found.unsigned.sort()
-    found.copies = Finder(storage, incarnation, found.seen, found.repeated, progress).find()
+    found.copies = Finder(storage, life, found.seen, found.repeated, progress).find()
     return found
 
 
 def _look(
     storage: ObjectStorage,
     files: list[File],
-    incarnation: Incarnation | None,
+    life: Incarnation | None,
     bound: int,
     found: ArchiveScan,
     *,
@@ -103,7 +103,7 @@ def _look(
     workers = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
 
     def look(item: tuple[File, ObjectName]) -> _Outcome:
-        return _examined(storage, *item, incarnation, deep=deep)
+        return _examined(storage, *item, life, deep=deep)
 
     for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
         if outcome is None:
@@ -146,7 +146,7 @@ _Outcome = Held | str | None
 
 
 def _examined(
-    storage: ObjectStorage, file: File, name: ObjectName, incarnation: Incarnation | None, *, deep: bool
+    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool
 ) -> _Outcome:
     """Return an object's contents, the reason why it is damaged, or None if it is gone. Damage is checked twice.
 
@@ -155,7 +155,7 @@ def _examined(
     reason = ""
     for attempt in range(_ATTEMPTS):
         try:
-            return examine(storage, storage.again(file) if attempt else file, name, incarnation, deep=deep)
+            return examine(storage, storage.again(file) if attempt else file, name, life, deep=deep)
         except VanishedError:
             return None
         except DamagedError as error:

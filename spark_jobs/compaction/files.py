@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store import open_store
 from jetcapture_py.text import one_line
 from spark_jobs.compaction.plan import Source
@@ -140,14 +140,9 @@ class Files:
 
     @contextmanager
     def _open(self, source: Source) -> Iterator[pq.ParquetFile]:
-        path = f"{self._root}/{source.name.path}"
-        try:
-            with self._file(path, source.size) as file:
-                yield file
-        except FileNotFoundError as error:
-            raise VanishedError(f"{self.shown}/{source.name.path} is gone") from error
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise JetcaptureError(f"cannot read {self.shown}/{source.name.path}: {one_line(error)}") from error
+        path = source.name.path
+        with self._place.reading(path), self._file(f"{self._root}/{path}", source.size) as file:
+            yield file
 
     def _file(self, path: str, size: int) -> pq.ParquetFile:
         if self._local:

@@ -189,12 +189,8 @@ class Archive:
 
     def _each(self, names: Sequence[ObjectName], read: Callable[[ObjectName], T]) -> Iterator[T]:
         def one(name: ObjectName) -> T:
-            try:
+            with self.place.reading(name.path):
                 return read(name)
-            except FileNotFoundError as error:
-                raise VanishedError(f"{self.url}/{name.path} is gone: read it again") from error
-            except (OSError, pa.ArrowException) as error:
-                raise self._unreadable(name, error) from error
 
         if self.local:  # reading a footer is faster than handing it to a thread
             yield from map(one, names)

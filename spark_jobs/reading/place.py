@@ -17,13 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import EXTRAS, with_secrets
 from jetcapture_py.text import one_line
 
@@ -91,6 +92,18 @@ class Place:
             raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
         cut = len(self.root) + 1
         return {str(path)[cut:]: info for path, info in found.items()}
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Turn errors of reading the object at `path` into VanishedError or JetcaptureError."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise VanishedError(
+                f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again"
+            ) from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise JetcaptureError(f"cannot read {self.shown}/{path}: {one_line(error)}") from error
 
     def entries(self) -> list[str]:
         """List the names in the root; return none on failure, because they only supplement an error message."""

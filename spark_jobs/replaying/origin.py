@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.text import one_line
+from jetcapture_py.errors import VanishedError
 from spark_jobs.reading.place import Place
 from spark_jobs.replaying.target import Origin
 
@@ -58,11 +56,9 @@ def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[_Footer]:
 def _footer(place: Place, name: ObjectName) -> _Footer:
     """Return the stream's creation times and the consumers; a compacted object may have several of each."""
     try:
-        with place.fs.open(f"{place.root}/{name.path}", "rb") as file:
+        with place.reading(name.path), place.fs.open(f"{place.root}/{name.path}", "rb") as file:
             own = entries(pq.read_metadata(file).metadata)
-    except FileNotFoundError:  # just compacted
+    except VanishedError:  # just compacted
         own = {}
-    except (OSError, pa.ArrowException) as error:
-        raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {one_line(str(error))}") from error
     created, consumers = (tuple(filter(None, own.get(name, "").split(","))) for name in ("stream_created", "consumer"))
     return created, consumers

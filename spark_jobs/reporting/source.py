@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,9 +17,7 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.text import one_line
-from spark_jobs.reading.footers import bounds
+from jetcapture_py.errors import JetcaptureError
 from spark_jobs.reading.place import Place, modified
 
 UNKNOWN_INTERVAL = 3600
@@ -126,7 +123,7 @@ def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches:
     place = Place.open(url, options)
     for batch in batches:
         for path, part in zip(batch["path"].to_pylist(), batch["part"].to_pylist(), strict=True):
-            with _reading(place, path), pq.ParquetFile(f"{place.root}/{path}", filesystem=place.fs) as file:
+            with place.reading(path), pq.ParquetFile(f"{place.root}/{path}", filesystem=place.fs) as file:
                 wanted = [_COLUMNS[column][0] for column in columns if _COLUMNS[column][0] in file.schema_arrow.names]
                 table = file.read(wanted, use_threads=False)
             arrays = {"part": pa.repeat(part, table.num_rows)}
@@ -136,18 +133,8 @@ def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches:
             yield from pa.table(arrays).to_batches(max_chunksize=_BATCH)
 
 
-@contextmanager
-def _reading(place: Place, path: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise VanishedError(f"{place.shown}/{path} was removed while the report was generated") from error
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise JetcaptureError(f"cannot read {place.shown}/{path}: {one_line(error)}") from error
-
-
 def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
-    with _reading(place, name.path):
+    with place.reading(name.path):
         return _described(name, entry, pq.read_metadata(f"{place.root}/{name.path}", filesystem=place.fs))
 
 
@@ -169,9 +156,12 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
 
 
 def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a column; None without complete statistics."""
-    found = [bounds(footer.row_group(number), column) for number in range(footer.num_row_groups)]
-    known = [each for each in found if each is not None]
-    if not known or len(known) < len(found):
+    """Return minimum and maximum of a column; None without statistics in the footer."""
+    places = (index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
+    place = next(places, None)
+    if place is None:
         return None
-    return min(low for low, _ in known), max(high for _, high in known)
+    groups = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
+        return None
+    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
