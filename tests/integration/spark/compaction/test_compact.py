@@ -291,7 +291,7 @@ class TestCommand:
         ("words", "message"),
         [
             (["file:///nowhere/at/all", "ORDERS"], "no objects of stream ORDERS under file:///nowhere/at/all"),
-            (["file:///tmp/{key}/x", "ORDERS"], "name one of them"),
+            (["file:///tmp/{key}/x", "ORDERS"], "replace {key} with one key"),
             (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be above 0"),
             (["file:///tmp", "ORDERS", "--quarantine", "--key", "a"], "not divided by key"),
         ],

@@ -67,7 +67,10 @@ def test_rows_of_a_query_are_looked_at_alike(without_region: Archive, server: Na
         'query: 1 row has no subject: region is null in {"region":null,"n":1}; nothing was published\n'
     )
     assert last_seq(server) == 0
-    for wrong, why in (("a b", "tokens are separated"), ("*", "a message cannot be published to a wildcard")):
+    for wrong, why in (
+        ("a b", "expected tokens without white space"),
+        ("*", "a message cannot be published to a wildcard"),
+    ):
         sql = f"SELECT explode(array('eu', '{wrong}')) AS region"
         assert query.main([without_region.url, "ORDERS", sql, *arguments[3:]]) == 1
         error = capsys.readouterr().err

@@ -194,7 +194,7 @@ class TestFigures:
         assert page.verdict == "Complete: every sequence from 7 to 19 is stored, and nothing is in quarantine."
         assert page.findings == []
         assert "The quarantine is empty." in page.section("quarantine").text
-        assert "Sequences 1 to 6 came before" in page.section("coverage").text
+        assert "Sequences 1 to 6 are older than" in page.section("coverage").text
 
     def test_copies_count_unless_they_are_looked_for(self, spark: SparkSession, store: Store) -> None:
         for _ in range(2):
@@ -476,7 +476,7 @@ class TestChoice:
 
     def test_nothing_chosen_is_said(self, spark: SparkSession, store: Store) -> None:
         store.put([1])
-        assert store.page(spark, keys=["unheard of"]).verdict.startswith("Nothing in this archive is in the part")
+        assert store.page(spark, keys=["unheard of"]).verdict.startswith("The selected part of this archive is empty")
 
 
 HOSTILE = (
