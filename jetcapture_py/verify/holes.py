@@ -26,8 +26,7 @@ class Missing:
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
     def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool) -> None:
-        """Compare messages of the stream, of which those from `first` to `last` should be in the archive; `begins`: a
-        new range starts here."""
+        """Compare the stream's messages from `first` to `last` with the archive; `begins`: a new range starts here."""
         wanted = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[wanted], times[wanted]
         absent = ~self._sequences.contains(seqs)

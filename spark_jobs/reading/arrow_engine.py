@@ -110,7 +110,7 @@ def _read(
 def rows_of(
     file: Any, engine: ArrowEngine, sources: Collection[str], fold: Callable[[str], str], ranges: Sequence[Range] | None
 ) -> Batches:
-    """The columns of the object whose folded names are in `sources`, of the row groups that may hold what is wanted."""
+    """Read the columns whose folded names are in `sources`, from the row groups that may have matching rows."""
     source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
     with pq.ParquetFile(source, pre_buffer=True) as parquet:
         columns = [name for name in parquet.schema_arrow.names if fold(name) in sources]

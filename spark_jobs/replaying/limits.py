@@ -95,7 +95,7 @@ class Limits:
             yield f"keeps messages for {format_duration(self.age)} (max_age), but the replay takes about {takes}"
 
     def _exceeds(self, incoming: int, held: int, limit: int) -> bool:
-        """A stream that removes its oldest messages loses new ones only if these alone exceed the limit."""
+        """Whether new messages would be lost: a stream that removes old ones only counts the new messages."""
         return incoming + (held if self.refuses else 0) > limit
 
     def _full(self, name: str, limit: str, held: str, published: str) -> str:
