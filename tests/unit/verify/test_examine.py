@@ -282,7 +282,7 @@ def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path, entries: dict[st
 
 def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequences(tmp_path: Path) -> None:
     wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4", **OLD)
-    with pytest.raises(DamagedError, match="holds 5 messages"):
+    with pytest.raises(DamagedError, match="has 5 messages"):
         look(tmp_path, wrong)
 
 
