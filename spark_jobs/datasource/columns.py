@@ -111,7 +111,7 @@ def _signed(kind: pa.DataType) -> pa.DataType:
 
 
 class MessageColumns:
-    """Builds the columns of `schema`. Raises ConfigError when one is impossible."""
+    """Builds Arrow batches with the columns of `schema`. Raises ConfigError for columns that cannot be read."""
 
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         self._options = options
@@ -145,7 +145,8 @@ class MessageColumns:
         """Whether only subjects and positions are needed."""
 
     def batches(self, chunks: Iterable[tuple[str, Received]], part: StreamPartition) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of the messages of `part`, each once; a chunk was received from one consumer."""
+        """Yield the messages of `part` as Arrow batches, each message once; `chunks` are pairs of consumer name and
+        messages."""
         at = part.first
         for consumer, received in chunks:
             assembled = assemble(self._options.stream, consumer, received, headers=self._headers)
