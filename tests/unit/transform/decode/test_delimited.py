@@ -207,7 +207,7 @@ def reference(text: str) -> list[tuple[str, ...]] | None:
             state = "start"
         else:
             return None
-    if state == "quoted":
+    if state == "quoted" or (state == "start" and text.endswith("\n")):
         return None
     found = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     return None if not all(found) else [tuple(record) for record in found] or None
