@@ -96,6 +96,7 @@ class Registry:
                     raise ValueError("it is not an Avro schema without references")
                 return json.loads(found["schema"])
             except urllib.error.HTTPError as error:
+                error.close()
                 if error.code == 404:
                     raise FileNotFoundError from None
                 if error.code < 500:
