@@ -111,7 +111,7 @@ def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
             **sections,
         }
         path = work.directory / "jetcapture.yaml"
-        path.write_text(yaml.safe_dump(settings))
+        path.write_text(yaml.safe_dump(settings, sort_keys=False))  # the fields of CSV are in the columns' order
         return [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
 
     return Runner(name=name, command=command, files="parquet", identity=identity, anywhere=True)

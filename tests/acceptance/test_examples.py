@@ -275,7 +275,8 @@ def test_an_image_has_the_extras_that_there_are_and_every_pod_uses_one() -> None
     text = (REPOSITORY / "Dockerfile").read_text()
     known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     installed = [set(extras.split(",")) for extras in re.findall(r"'\.\[(.+?)\]'", text)]
-    assert installed == [{"s3", "azure"}, {"s3", "azure", "spark"}]
+    formats = {"avro", "protobuf"}
+    assert installed == [{"s3", "azure", *formats}, {"s3", "azure", "spark", *formats}]
     assert all(extras <= known.keys() for extras in installed)
     assert "\nFROM base AS spark\n" in text
     for name in WORKLOADS:

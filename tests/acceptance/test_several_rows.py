@@ -78,13 +78,12 @@ def test_every_row_of_messages_with_many_rows_is_read_once_after_kills(
     for path in root.rglob(".*.tmp"):
         path.unlink()  # what a kill left unfinished, and nobody reads
     frame = read_archive(spark, str(root), STREAM)
-    found = frame.select(
-        "number", layout.SEQ, layout.ROW, "key", frame[layout.PAYLOAD].isNotNull().alias("p")
-    ).collect()
+    has_payload = frame[layout.PAYLOAD].isNotNull().alias("has_payload")
+    found = frame.select("number", layout.SEQ, layout.ROW, "key", has_payload).collect()
     assert Counter(row["number"] for row in found) == Counter(range(LARGE + ROWS * MESSAGES))
     expected = [(index + 1, row) for index in range(MESSAGES + 1) for row in range(LARGE if index == 500 else ROWS)]
     assert sorted((row[layout.SEQ], row[layout.ROW]) for row in found) == expected
-    assert all(row["payload"] == (row[layout.ROW] == 0) for row in found), "the payload is in a message's first row"
+    assert all(row["has_payload"] == (row[layout.ROW] == 0) for row in found), "the payload is in a message's first row"
     keys = {row[layout.SEQ]: row["key"] for row in found}
     assert keys == {seq: f"r{(seq - 1) % 3}" for seq in range(1, MESSAGES + 2)}
     assert sum(name.rows for name in objects(root)) >= len(found)

@@ -105,7 +105,7 @@ def test_a_window_larger_than_the_limit_is_refused(window: int) -> None:
 
 @pytest.mark.parametrize(("name", "compress"), [way for way in WAYS if way[0] != "auto"])
 def test_a_bomb_takes_no_memory_beyond_the_limit(name: str, compress: Any) -> None:
-    bomb = compress(bytes(100 << 20))
+    bomb = compress(bytes((10 if name == "snappy" else 100) << 20))  # snappy makes a twentieth of it at best
     config = decode_settings(format="json", compression=name, max_inflated=1 << 20, columns=COLUMNS)
     decoder = make_decoder(config)
     good = compress(b'{"a": 1}')
