@@ -8,7 +8,7 @@ for environment variables. Secrets are never part of a message or a repr.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,7 +24,8 @@ from jetcapture_py.config.nats import NatsConfig as NatsConfig
 from jetcapture_py.config.nats import TlsConfig as TlsConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human
-from jetcapture_py.config.units import kind
+from jetcapture_py.config.stream import ConsumerSection, StreamSection
+from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
 
 MANY_UNACKED = 100_000
@@ -66,6 +67,9 @@ class SourceConfig(Section):
     )
     allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
     batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
+    consumer_config: ConsumerSection | None = Field(
+        default=None, description="Further settings of the consumer, for a new one and for `jetcapture apply`."
+    )
 
     @model_validator(mode="after")
     def _start(self) -> Self:
@@ -82,6 +86,8 @@ class SourceConfig(Section):
                 f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
                 "source.allow_many_unacked: true allows it",
             )
+        if self.consumer_config and self.consumer_config.backoff and "ack_wait" in self.model_fields_set:
+            raise wrong("ack_wait", "cannot be combined with consumer_config.backoff, which replaces it")
         return self
 
 
@@ -145,12 +151,23 @@ class LogConfig(Section):
     )
 
 
+def same_stream(stream: StreamSection | None, source: SourceConfig | None) -> None:
+    """Raise an error for a validator when the two sections name different streams."""
+    if stream is not None and source is not None and stream.name not in (None, source.stream):
+        raise wrong("stream", f"expected the name {source.stream}, as in source.stream, got {quoted(stream.name)}")
+
+
 class Config(Section):
     """The configuration of one capture."""
 
     keeps_null = frozenset({"key", "http"})
 
     nats: NatsConfig = Field(default_factory=NatsConfig, description="Connection to NATS.")
+    stream: StreamSection | None = Field(
+        default=None,
+        description="The stream, for `jetcapture apply` and `jetcapture check`. What is left out stays as it is on the "
+        "server. Names are those of the JetStream API.",
+    )
     source: SourceConfig = Field(description="Where messages come from.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
@@ -167,6 +184,11 @@ class Config(Section):
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
     drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
 
+    @model_validator(mode="after")
+    def _one_stream(self) -> Self:
+        same_stream(self.stream, self.source)
+        return self
+
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""
         found = []
@@ -180,7 +202,7 @@ class Config(Section):
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from a file. Raises ConfigError with one line per problem."""
-    return loads(_read_text(path, str(path)), env)
+    return loads(read_text(path, str(path)), env)
 
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
@@ -201,6 +223,54 @@ def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
         found = problems(error, Config)
     # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.
     raise ConfigError(*found)
+
+
+class Managed(Section):
+    """What of a configuration `jetcapture apply` needs. At least one of `stream` and `source` is there."""
+
+    nats: NatsConfig = Field(default_factory=NatsConfig)
+    stream: StreamSection | None = None
+    source: SourceConfig | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.stream is None and self.source is None:
+            raise wrong("stream", "required, but not set (or set source)")
+        if self.source is None and self.stream is not None and self.stream.name is None:
+            raise wrong("stream", "its name is required without source, but not set")
+        same_stream(self.stream, self.source)
+        return self
+
+    @property
+    def stream_name(self) -> str:
+        """The stream's name."""
+        return self.source.stream if self.source else str(self.stream and self.stream.name)
+
+
+def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
+    """Read what `jetcapture apply` manages: of a whole configuration, or of a file with nothing else in it.
+
+    Raises ConfigError with one line per problem.
+    """
+    data = yaml_text.read(read_text(path, str(path)), env)
+    if not isinstance(data, dict) or data.keys() - Managed.model_fields.keys():
+        whole = parse(data, env)
+        return Managed.model_construct(nats=whole.nats, stream=whole.stream, source=whole.source)
+    try:
+        return Managed.model_validate(data, context={"env": env})
+    except ValidationError as error:
+        found = problems(error, Managed)
+    raise ConfigError(*found)
+
+
+def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:
+    """Return the section `nats` for options of a command line. Raises ConfigError."""
+    data = {"servers": servers or None, "context": context}
+    try:
+        return NatsConfig.model_validate(data)
+    except ValidationError as error:
+        found = problems(error, NatsConfig)
+    raise ConfigError(*(f"--{problem}" for problem in found))
 
 
 def schema() -> dict[str, Any]:
@@ -232,7 +302,7 @@ def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
     return {**about, "anyOf": [*options, {"type": "string", "pattern": r"\$\{"}]}
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
     """Return a file's text. Raises ConfigError that starts with `what`."""
     try:
         return path.read_text("utf-8-sig")

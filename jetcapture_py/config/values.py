@@ -163,6 +163,11 @@ def _start_time(value: object) -> datetime:
     raise ValueError(f"expected a time with its zone such as 2026-01-31T00:00:00Z, got {quoted(value)}")
 
 
+def _exact_time(value: object) -> str:
+    _start_time(value)  # which checks it
+    return str(value).upper()
+
+
 def _type(value: str) -> str:
     from jetcapture_py.config.column_types import parse_type
 
@@ -297,6 +302,8 @@ Servers = Annotated[
 """Addresses of one cluster; one of them can be given without the list."""
 StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time, in UTC; digits beyond microseconds are cut off."""
+ExactTime = Annotated[str, BeforeValidator(_exact_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time with its zone as it is written, with all digits."""
 TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type in the words of `decode.types`."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
