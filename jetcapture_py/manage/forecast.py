@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jetcapture_py.capture.side_tasks import MARK
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE, SEALED_UNACKED_SHARE
 from jetcapture_py.config.values import DAY
@@ -19,8 +20,6 @@ PUT_PRICES = {"s3": 0.005, "gs": 0.005, "abfs": 0.0055, "az": 0.0055}
 """US dollars per 1,000 requests that write, by the scheme of `store.url`: the public list prices of Amazon S3 Standard
 (us-east-1: PUT, COPY, POST, LIST), Google Cloud Storage Standard (class A operations, single region) and Azure Blob
 Storage (hot, locally redundant, East US: write operations, there per 10,000). `check --put-price` replaces them."""
-WATERMARK_EVERY = 15.0
-"""Seconds between writes of the watermark."""
 _FEW = 3
 """Blocks up to which sealing under pressure takes them one at a time."""
 
@@ -77,7 +76,7 @@ def forecast(config: Config, traffic: Traffic, unacked_limit: int) -> Forecast:
         configured_seconds=configured,
         limit=limit,
         objects=objects,
-        requests=objects + DAY / WATERMARK_EVERY,
+        requests=objects + DAY / MARK,
     )
 
 

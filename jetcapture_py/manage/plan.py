@@ -94,13 +94,12 @@ async def _stream_plan(
     differ = differing(wanted, actual)
     request = _overlaid(actual, wanted, differ)
     stored = await _stored(session, name, answer, differ)
-    discard = request.get("discard", "old")
     changes = [
         SettingChange(
             name=each.name,
             old=each.actual,
             new=each.wanted,
-            refusal=stream_refusal(each, request, server) or stored.deleted_by(each, discard),
+            refusal=stream_refusal(each, request, server) or stored.deleted_by(each, request),
         )
         for each in differ
     ]

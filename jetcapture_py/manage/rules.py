@@ -96,9 +96,10 @@ class StoredMessages:
         age = now - first if now and first else timedelta()
         return cls(messages=state["messages"], size=state["bytes"], oldest=age, most_per_subject=most_per_subject)
 
-    def deleted_by(self, change: Difference, discard: str) -> str | None:
-        """Why a change would delete messages, None when it would not."""
+    def deleted_by(self, change: Difference, settings: Mapping[str, Any]) -> str | None:
+        """Why a change would delete messages, None when it would not. `settings` are the stream's after it."""
         limit, what = change.wanted or 0, None
+        old = settings.get("discard", "old") == "old"
         if not self.messages:
             return None
         if change.name == "retention" and change.wanted == "interest":
@@ -107,11 +108,15 @@ class StoredMessages:
             what = "messages that are older"
         elif change.name == "max_msgs_per_subject" and 0 < limit < self.most_per_subject:
             what = "the oldest messages of some subjects"
-        elif discard == "old" and change.name == "max_msgs" and 0 < limit < self.messages:
-            what = plural(self.messages - limit, "message", grouped=True)
-        elif discard == "old" and change.name == "max_bytes" and 0 < limit < self.size:
+        elif old and change.name in ("max_msgs", "discard") and (surplus := self._surplus(settings)):
+            what = plural(surplus, "message", grouped=True)
+        elif old and change.name in ("max_bytes", "discard") and 0 < settings.get("max_bytes", -1) < self.size:
             what = "its oldest messages"
         return None if what is None else f"the stream holds more, {_DELETES.format(what)}"
+
+    def _surplus(self, settings: Mapping[str, Any]) -> int:
+        most = settings.get("max_msgs", -1)
+        return max(self.messages - most, 0) if most > 0 else 0
 
 
 def stream_refusal(change: Difference, actual: Mapping[str, Any], server: Server) -> str | None:

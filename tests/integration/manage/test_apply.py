@@ -300,6 +300,19 @@ def test_a_change_that_would_delete_messages_is_refused(
     assert asyncio.run(ask(server.url, "STREAM.INFO.S"))["state"]["messages"] == 20
 
 
+def test_a_limit_that_only_refuses_new_messages_may_be_lowered_but_not_be_made_to_delete(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    config = {"name": "S", "subjects": ["s.>"], "discard": "new", "max_msgs": 100, **BASE}
+    asyncio.run(create(server.url, config, messages=20))
+    (found,) = applied(tmp_path, server.url, {"stream": {"name": "S", "max_msgs": 15}})
+    assert found.plan.possible
+    (found,) = applied(tmp_path, server.url, {"stream": {"name": "S", "discard": "old"}})
+    assert [each.refusal is None for each in found.plan.changes] == [False]
+    assert asyncio.run(ask(server.url, "STREAM.INFO.S"))["state"]["messages"] == 20
+
+
 def test_a_stream_that_apply_touched_has_every_message_it_had(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     asyncio.run(create(server.url, {"name": "S", "subjects": ["s.>"], **BASE}, messages=200))
