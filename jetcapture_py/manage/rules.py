@@ -134,6 +134,10 @@ def stream_refusal(change: Difference, actual: Mapping[str, Any], server: Server
         return "what a stream is a mirror of is decided when it is created"
     if name == "mirror" and server.number < (2, 12):
         return f"nats-server {server.version} cannot make a mirror an ordinary stream; 2.12 can"
+    if name == "max_consumers" and server.number < (2, 12):
+        return f"nats-server {server.version} decides it when a stream is created; 2.12 can change it"
+    if name == "discard_new_per_subject" and new and actual.get("discard") != "new":
+        return "it needs discard: new"
     window = actual.get("duplicate_window", 0)
     if name == "max_age" and new and new < window:
         return "it is shorter than duplicate_window; set that as well"

@@ -393,6 +393,20 @@ def test_what_an_older_server_does_not_know_is_said_in_one_line(
             asyncio.run(ask(server.url, "STREAM.DELETE.S"))
 
 
+@pytest.mark.parametrize(("version", "command"), list(older_servers()))
+def test_what_only_newer_servers_change_in_place_is_named(
+    nats_server: Start, tmp_path: Path, version: str, command: str
+) -> None:
+    server = nats_server(command=command)
+    asyncio.run(create(server.url, {"name": "ORIGIN", "subjects": ["origin.>"], **BASE}))
+    asyncio.run(create(server.url, {"name": "M", "mirror": {"name": "ORIGIN"}, **BASE}))
+    newer = tuple(map(int, version.split(".")[:2])) >= (2, 12)
+    for name, change in (("M", {"mirror": None}), ("ORIGIN", {"max_consumers": 7})):
+        (found,) = applied(tmp_path, server.url, {"stream": {"name": name, **change}})
+        assert (found.plan.possible, found.answer is not None) == (newer, newer)
+        assert newer or f"nats-server {version}" in str(found.plan.changes[0].refusal)
+
+
 def test_a_setting_that_the_server_ignores_is_reported(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
