@@ -28,5 +28,6 @@ async def create(
         await ask(url, f"CONSUMER.CREATE.{name}.archive", {"stream_name": name, "config": config, "action": "create"})
     async with connection(url) as client:
         for number in range(messages):
-            await client.jetstream().publish(f"{name.lower()}.{number % 5}", b"x" * 100)
+            subject = stream["subjects"][0].split(".")[0]
+            await client.jetstream().publish(f"{subject}.{number % 5}", b"x" * 100)
     return await ask(url, f"STREAM.INFO.{name}")

@@ -194,18 +194,19 @@ def test_every_single_change_is_shown_as_exactly_its_line_and_is_then_made(
     }
     consumer = {"ack_wait": 120 * SECOND, "max_ack_pending": 50_000, "max_deliver": -1}
     asyncio.run(create(server.url, {"name": "ORIGIN", "subjects": ["origin.>"], **BASE}))
-    for change, line in (*SINGLE, *SINGLE_CONSUMER):
-        asyncio.run(create(server.url, before, consumer, messages=20))
-        text: dict[str, Any] = {"stream": {"name": "S"}, "source": {"stream": "S", "consumer": "archive"}}
+    for number, (change, line) in enumerate((*SINGLE, *SINGLE_CONSUMER)):
+        name = f"S{number}"  # a server may still be removing the files of the one before
+        asyncio.run(create(server.url, {**before, "name": name}, consumer, messages=20))
+        text: dict[str, Any] = {"stream": {"name": name}, "source": {"stream": name, "consumer": "archive"}}
         text["source" if (change, line) in SINGLE_CONSUMER else "stream"] |= change
         code, found = shown(tmp_path, server.url, text, capsys)
         assert (code, [squeezed(each) for each in found if each.startswith("  ")]) == (3, [squeezed(line)])
         code, _ = shown(tmp_path, server.url, text, capsys, dry_run=False)
         assert code == 0, change
         assert shown(tmp_path, server.url, text, capsys)[0] == 0, change
-        state = asyncio.run(ask(server.url, "STREAM.INFO.S"))["state"]
-        assert (state["messages"], state.get("num_deleted", 0)) == (20, 0), change
-        asyncio.run(ask(server.url, "STREAM.DELETE.S"))
+        state = asyncio.run(ask(server.url, f"STREAM.INFO.{name}"))["state"]
+        assert (state["messages"], state.get("num_deleted", 0)) == (20, 0), (change, state)
+        asyncio.run(ask(server.url, f"STREAM.DELETE.{name}"))
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
