@@ -70,10 +70,13 @@ def _type(setting: Mapping[str, Any]) -> str:
 
 def _one_type(option: Mapping[str, Any]) -> str:
     pattern, kind = option.get("pattern", ""), option.get("type")
+    more = next((f" or `{word}`" for word in ("forever", "unlimited") if word in pattern), "")
     if DURATION_PATTERN in pattern:
-        return "duration or `forever`" if "forever" in pattern else "duration"
+        return f"duration{more}"
     if SIZE_PATTERN in pattern:
-        return "size"
+        return f"size{more}"
+    if more:
+        return f"number{more}"
     if kind == "null" or pattern:  # the pattern that is left allows ${NAME}
         return ""
     if "$ref" in option:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+_WHEN = "2026-05-01T12:00:00Z, a date, today or yesterday"
 
 
 def main() -> None:
@@ -41,6 +45,16 @@ def _version(wanted: bool) -> None:
 
         typer.echo(f"jetcapture {version('jetcapture')}")
         raise typer.Exit
+
+
+def _time(option: str, text: str | None) -> datetime | None:
+    """Parse the time that an option names. Raises ConfigError."""
+    from jetcapture_py.config.units import parse_time
+
+    try:
+        return None if text is None else parse_time(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
 
 
 @app.callback()
@@ -122,6 +136,118 @@ def verify(
     memory.without_pandas()
     log.setup(settings.log.format, "error")
     raise typer.Exit(command.run(settings, deep=deep, as_json=as_json, strict=strict))
+
+
+@app.command()
+def apply(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit code 3 if something would change.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
+) -> None:
+    """Create or change the stream and the consumer as configured; show each change as -old +new; delete nothing."""
+    from jetcapture_py.config.model import load_managed
+    from jetcapture_py.manage.apply import run
+
+    raise typer.Exit(run(load_managed(config), dry_run=dry_run, as_json=as_json))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the figures.")] = False,
+    outage: Annotated[
+        str | None,
+        typer.Option("--outage", metavar="DURATION", help="Longest time that the capture may be down; default: 1d."),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option("--put-price", metavar="DOLLARS", min=0, help="Price of 1,000 writes; default: the list price."),
+    ] = None,
+) -> None:
+    """Check whether the configuration will work: server, permissions, store, and how long blocks will be."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+    from jetcapture_py.config.units import parse_duration
+
+    settings = load(config)
+    try:
+        seconds = None if outage is None else parse_duration(outage)
+    except ValueError as error:
+        raise ConfigError(f"--outage: {error}") from error
+    with startup.imports(settings):
+        from jetcapture_py.manage import check as command
+    raise typer.Exit(command.run(settings, as_json=as_json, outage=seconds, price=price))
+
+
+@app.command()
+def export(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER", help="A consumer of it.")] = None,
+    servers: Annotated[
+        list[str] | None, typer.Option("--servers", metavar="URL", help="NATS server; repeatable.")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", metavar="CONTEXT", help='A NATS CLI context; "": the selected one.')
+    ] = None,
+) -> None:
+    """Print a stream and a consumer of a server as a configuration by which `apply` changes nothing."""
+    from jetcapture_py.config.model import nats_section
+    from jetcapture_py.manage.export import run
+
+    raise typer.Exit(run(nats_section(servers, context), stream, consumer))
+
+
+@app.command()
+def objects(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", metavar="KEY", help='Repeatable; "" for messages without a key.')
+    ] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Inclusive; {_WHEN}.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help=f"Exclusive; {_WHEN}.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per object.")] = False,
+) -> None:
+    """List the archive's objects by key and time."""
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    from jetcapture_py.manage.objects import Selection, run
+
+    selection = Selection(keys=keys or (), start=_time("--from", start), end=_time("--to", end))
+    raise typer.Exit(run(settings, selection, as_json=as_json))
+
+
+@app.command()
+def tap(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
+) -> None:
+    """Show the newest messages as the configuration sees them; store and acknowledge nothing."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports(settings):
+        from jetcapture_py.manage import tap as command
+    raise typer.Exit(command.run(settings, count=count, as_json=as_json))
+
+
+@app.command()
+def test(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    cases: Annotated[Path, typer.Argument(metavar="CASES", help="Messages and what must become of them, YAML.")],
+) -> None:
+    """Run unit tests of the configuration: message in, key, bucket and columns out. Needs no server."""
+    from jetcapture_py import startup
+    from jetcapture_py.config.model import load
+
+    settings = load(config)
+    with startup.imports(settings):
+        from jetcapture_py.manage import cases as command
+    raise typer.Exit(command.run(settings, cases))
 
 
 @app.command()

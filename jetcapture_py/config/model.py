@@ -8,7 +8,7 @@ for environment variables. Secrets are never part of a message or a repr.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,81 +20,17 @@ from jetcapture_py.config import yaml_text
 from jetcapture_py.config.decoding import Column as Column
 from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.messages import problems, wrong
+from jetcapture_py.config.nats import NatsConfig as NatsConfig
+from jetcapture_py.config.nats import TlsConfig as TlsConfig
 from jetcapture_py.config.section import Section as Section
-from jetcapture_py.config.section import human as _human
-from jetcapture_py.config.units import kind
+from jetcapture_py.config.section import human
+from jetcapture_py.config.stream import ConsumerSection, StreamSection
+from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
 
 MANY_UNACKED = 100_000
 TOO_MANY_UNACKED = 300_000
 """Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
-
-
-class TlsConfig(Section):
-    """How the connection to NATS is encrypted."""
-
-    ca: types.FilePath | None = Field(
-        default=None, description="PEM file with the certificate authorities to trust instead of the system's."
-    )
-    cert: types.FilePath | None = Field(default=None, description="PEM file with the client certificate; needs `key`.")
-    key: types.FilePath | None = Field(
-        default=None, description="PEM file with the client's private key; needs `cert`."
-    )
-    handshake_first: bool = Field(
-        default=False, description="Start the TLS handshake before the server sends its INFO line."
-    )
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            missing, given = ("key", "cert") if self.key is None else ("cert", "key")
-            raise wrong(missing, f"required with {given}, but not set")
-        return self
-
-
-class NatsConfig(Section):
-    """The NATS servers, and how to log in to them: with at most one of user and password, token, creds, nkey_seed."""
-
-    servers: types.Servers = Field(
-        default=("nats://127.0.0.1:4222",), description="Addresses of one cluster: nats://, tls://, ws:// or wss://."
-    )
-    user: str | None = Field(default=None, min_length=1, description="User name; needs `password` or `password_file`.")
-    password: types.Secret | None = Field(default=None, description="Password of `user`.")
-    password_file: types.FilePath | None = Field(default=None, description="File that holds the password.")
-    token: types.Secret | None = Field(default=None, description="Token to log in with.")
-    token_file: types.FilePath | None = Field(default=None, description="File that holds the token.")
-    creds: types.FilePath | None = Field(default=None, description="Credentials file with a user's JWT and seed.")
-    nkey_seed: types.Secret | None = Field(default=None, description="NKey seed to log in with (the seed itself).")
-    nkey_seed_file: types.FilePath | None = Field(default=None, description="File that holds the NKey seed.")
-    tls: TlsConfig | None = Field(
-        default=None,
-        description="TLS settings. With this section, even an empty one, unencrypted connections are refused.",
-    )
-    domain: types.Subject | None = Field(default=None, description="JetStream domain.")
-    inbox_prefix: types.Subject = Field(
-        default="_INBOX", description="Prefix of the subjects that replies are received on."
-    )
-
-    @model_validator(mode="after")
-    def _one_login(self) -> Self:
-        for name in ("password", "token", "nkey_seed"):
-            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise wrong(f"{name}_file", f"cannot be combined with {name}")
-        has_password = self.password is not None or self.password_file is not None
-        if self.user is not None and not has_password:
-            raise wrong("password", "required with user, but not set (or set password_file)")
-        if has_password and self.user is None:
-            raise wrong("user", "required with a password, but not set")
-        ways = {
-            "user": self.user,
-            "token": self.token or self.token_file,
-            "creds": self.creds,
-            "nkey_seed": self.nkey_seed or self.nkey_seed_file,
-        }
-        used = [name for name, value in ways.items() if value is not None]
-        if len(used) > 1:
-            raise wrong(used[1], f"cannot be combined with {used[0]}; choose one way to log in")
-        return self
 
 
 class SourceConfig(Section):
@@ -122,7 +58,7 @@ class SourceConfig(Section):
         default="instant",
         description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
     )
-    ack_wait: types.DurationOfSeconds = _human(
+    ack_wait: types.DurationOfSeconds = human(
         "2m",
         "How long the server waits before it redelivers a message; may be shorter than a block's age.",
     )
@@ -131,6 +67,9 @@ class SourceConfig(Section):
     )
     allow_many_unacked: bool = Field(default=False, description=f"Allow `max_ack_pending` above {TOO_MANY_UNACKED:,}.")
     batch: types.Count = Field(default=5_000, description="Messages that one pull asks for.")
+    consumer_config: ConsumerSection | None = Field(
+        default=None, description="Further settings of the consumer, for a new one and for `jetcapture apply`."
+    )
 
     @model_validator(mode="after")
     def _start(self) -> Self:
@@ -147,18 +86,20 @@ class SourceConfig(Section):
                 f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
                 "source.allow_many_unacked: true allows it",
             )
+        if self.consumer_config and self.consumer_config.backoff and "ack_wait" in self.model_fields_set:
+            raise wrong("ack_wait", "cannot be combined with consumer_config.backoff, which replaces it")
         return self
 
 
 class BlockConfig(Section):
     """When a block ends, and what its object looks like."""
 
-    interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
+    interval: types.Interval = human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
         description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
-    max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
+    max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
     format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
     compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
@@ -176,7 +117,7 @@ class StoreConfig(Section):
         default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
-    retry_for: types.RetryFor = _human(
+    retry_for: types.RetryFor = human(
         "forever", "How long a failing store is retried before the process exits with an error."
     )
 
@@ -184,7 +125,7 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """Limits of the process."""
 
-    memory: types.Memory = _human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
+    memory: types.Memory = human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
     open_blocks: types.Count = Field(
         default=1_000, description="Blocks open at the same time; above this the largest are sealed."
     )
@@ -210,12 +151,23 @@ class LogConfig(Section):
     )
 
 
+def same_stream(stream: StreamSection | None, source: SourceConfig | None) -> None:
+    """Raise an error for a validator when the two sections name different streams."""
+    if stream is not None and source is not None and stream.name not in (None, source.stream):
+        raise wrong("stream", f"expected the name {source.stream}, as in source.stream, got {quoted(stream.name)}")
+
+
 class Config(Section):
     """The configuration of one capture."""
 
     keeps_null = frozenset({"key", "http"})
 
     nats: NatsConfig = Field(default_factory=NatsConfig, description="Connection to NATS.")
+    stream: StreamSection | None = Field(
+        default=None,
+        description="The stream, for `jetcapture apply` and `jetcapture check`. What is left out stays as it is on the "
+        "server. Names are those of the JetStream API.",
+    )
     source: SourceConfig = Field(description="Where messages come from.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
@@ -230,7 +182,12 @@ class Config(Section):
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
+    drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
+
+    @model_validator(mode="after")
+    def _one_stream(self) -> Self:
+        same_stream(self.stream, self.source)
+        return self
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""
@@ -245,24 +202,75 @@ class Config(Section):
 
 def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from a file. Raises ConfigError with one line per problem."""
-    return loads(_read_text(path, str(path)), env)
+    return loads(read_text(path, str(path)), env)
 
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from YAML text. Raises ConfigError with one line per problem."""
-    return parse(yaml_text.read(text, env))
+    return parse(yaml_text.read(text, env), env)
 
 
-def parse(data: object) -> Config:
-    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError."""
+def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
+    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError.
+
+    `env` says where the contexts of the NATS CLI are.
+    """
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(data, context={"env": env})
     except ValidationError as error:
         found = problems(error, Config)
     # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.
     raise ConfigError(*found)
+
+
+class Managed(Section):
+    """What of a configuration `jetcapture apply` needs. At least one of `stream` and `source` is there."""
+
+    nats: NatsConfig = Field(default_factory=NatsConfig)
+    stream: StreamSection | None = None
+    source: SourceConfig | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.stream is None and self.source is None:
+            raise wrong("stream", "required, but not set (or set source)")
+        if self.source is None and self.stream is not None and self.stream.name is None:
+            raise wrong("stream", "its name is required without source, but not set")
+        same_stream(self.stream, self.source)
+        return self
+
+    @property
+    def stream_name(self) -> str:
+        """The stream's name."""
+        return self.source.stream if self.source else str(self.stream and self.stream.name)
+
+
+def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
+    """Read what `jetcapture apply` manages: of a whole configuration, or of a file with nothing else in it.
+
+    Raises ConfigError with one line per problem.
+    """
+    data = yaml_text.read(read_text(path, str(path)), env)
+    if not isinstance(data, dict) or data.keys() - Managed.model_fields.keys():
+        whole = parse(data, env)
+        return Managed.model_construct(nats=whole.nats, stream=whole.stream, source=whole.source)
+    try:
+        return Managed.model_validate(data, context={"env": env})
+    except ValidationError as error:
+        found = problems(error, Managed)
+    raise ConfigError(*found)
+
+
+def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:
+    """Return the section `nats` for options of a command line. Raises ConfigError."""
+    data = {"servers": servers or None, "context": context}
+    try:
+        return NatsConfig.model_validate(data)
+    except ValidationError as error:
+        found = problems(error, NatsConfig)
+    raise ConfigError(*(f"--{problem}" for problem in found))
 
 
 def schema() -> dict[str, Any]:
@@ -294,7 +302,7 @@ def _or_variable(setting: dict[str, Any]) -> dict[str, Any]:
     return {**about, "anyOf": [*options, {"type": "string", "pattern": r"\$\{"}]}
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
     """Return a file's text. Raises ConfigError that starts with `what`."""
     try:
         return path.read_text("utf-8-sig")

@@ -73,6 +73,18 @@ class Expanded(str):
 
 def parse_duration(value: object) -> float:
     """Seconds from a duration, or ValueError with one line that says what was expected."""
+    return float(_duration(value))
+
+
+def parse_nanoseconds(value: object) -> int:
+    """Whole nanoseconds from a duration, or ValueError with one line that says what was expected."""
+    nanoseconds = _duration(value) * 10**9
+    if nanoseconds.denominator != 1:
+        raise ValueError(f"expected a whole number of nanoseconds, got {quoted(value)}")
+    return int(nanoseconds)
+
+
+def _duration(value: object) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected a duration such as 15m, got {quoted(value)}")
     if isinstance(value, str):
@@ -85,7 +97,7 @@ def parse_duration(value: object) -> float:
         raise ValueError(f"expected a duration of at least 0, got {quoted(value)}")
     if seconds > MAX_SECONDS:
         raise ValueError(f"expected a duration of at most 36500d, got {quoted(value)}")
-    return float(seconds)
+    return seconds
 
 
 def parse_size(value: object) -> int:
@@ -150,6 +162,14 @@ def format_duration(seconds: float) -> str:
         count, rest = divmod(rest, int(factor * 1_000))
         text += f"{count}{unit}" if count else ""
     return text or "0s"
+
+
+def format_nanoseconds(nanoseconds: int) -> str:
+    """The duration that `parse_nanoseconds` reads back exactly."""
+    if nanoseconds % 10**6 == 0:
+        return format_duration(nanoseconds // 10**6 / 1_000)
+    whole, rest = divmod(nanoseconds, 10**9)
+    return f"{whole}.{rest:09}".rstrip("0") + "s"
 
 
 def format_size(size: int) -> str:

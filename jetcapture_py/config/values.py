@@ -90,6 +90,12 @@ def _path(value: object) -> Path:
     return Path(value)
 
 
+def _context(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("expected the name of a NATS CLI context, or the path of its file")
+    return value
+
+
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or not value.isprintable():
         raise ValueError(f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(value)}")
@@ -155,6 +161,11 @@ def _start_time(value: object) -> datetime:
     except (ValueError, OverflowError):
         pass  # such as 30 February
     raise ValueError(f"expected a time with its zone such as 2026-01-31T00:00:00Z, got {quoted(value)}")
+
+
+def _exact_time(value: object) -> str:
+    _start_time(value)  # which checks it
+    return str(value).upper()
 
 
 def _type(value: str) -> str:
@@ -273,6 +284,8 @@ Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """Text that is never shown."""
 FilePath = Annotated[Path, BeforeValidator(_path)]
 """A file's path; never shown in errors, because the file's contents may have been pasted."""
+Context = Annotated[str, AfterValidator(_context)]
+"""The name of a NATS CLI context, the path of its file, or "" for the selected one."""
 Name = Annotated[str, AfterValidator(_name)]
 """A name that NATS accepts for a consumer."""
 StreamName = Annotated[str, AfterValidator(_stream_name)]
@@ -289,6 +302,8 @@ Servers = Annotated[
 """Addresses of one cluster; one of them can be given without the list."""
 StartTime = Annotated[datetime, BeforeValidator(_start_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 """A time, in UTC; digits beyond microseconds are cut off."""
+ExactTime = Annotated[str, BeforeValidator(_exact_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""A time with its zone as it is written, with all digits."""
 TypeText = Annotated[str, AfterValidator(_type)]
 """An Arrow type in the words of `decode.types`."""
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]

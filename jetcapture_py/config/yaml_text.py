@@ -57,8 +57,31 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def read(text: str, env: Mapping[str, str]) -> object:
-    """The values that `text` holds; ConfigError names everything that YAML and the variables have against it."""
+class _Dumper(yaml.SafeDumper):
+    """Writes values so that `_Loader` reads the same ones."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def write(value: object) -> str:
+    """The text from which `read` makes this value; what reads like a variable is escaped."""
+    return yaml.dump(_escaped(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _escaped(value: object) -> object:
+    if isinstance(value, str):
+        return re.sub(r"\$(?=[${])", "$$", value)
+    if isinstance(value, dict):
+        return {name: _escaped(each) for name, each in value.items()}
+    return [_escaped(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def read(text: str, env: Mapping[str, str] | None) -> object:
+    """The values that `text` holds; ConfigError names everything that YAML and the variables have against it.
+
+    Without `env`, dollar signs mean nothing.
+    """
     problem = ""
     node: yaml.Node | None = None
     reader = _Reader(env)
@@ -79,7 +102,7 @@ def read(text: str, env: Mapping[str, str]) -> object:
 
 @dataclass(slots=True)
 class _Reader:
-    env: Mapping[str, str]
+    env: Mapping[str, str] | None
     problems: list[str] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     """Collections whose inside is being read: meeting one again means that it contains itself."""
@@ -142,6 +165,10 @@ class _Reader:
             return None
 
     def expand(self, text: str, path: tuple[int | str, ...]) -> str:
+        env = self.env
+        if env is None:
+            return text
+
         def one(match: re.Match[str]) -> str:
             dollar, name, default, malformed = match.groups()
             if malformed:
@@ -149,11 +176,11 @@ class _Reader:
             elif dollar:
                 return "$"
             elif default is not None:
-                return self.env.get(name) or str(default)
-            elif name not in self.env:
+                return env.get(name) or str(default)
+            elif name not in env:
                 hint = f"set it, or write ${{{name}:-default}}"
                 self.problems.append(f"{dotted(path)}: the environment variable {name} is not set; {hint}")
-            return self.env.get(name or "", "")
+            return env.get(name or "", "")
 
         expanded = _VARIABLE.sub(one, text)
         return text if expanded == text else Expanded(expanded, text)

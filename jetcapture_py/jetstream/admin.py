@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.config.stream import api_values
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import (
@@ -18,6 +19,7 @@ from jetcapture_py.jetstream.connection import (
     ApiError,
     UnavailableError,
 )
+from jetcapture_py.jetstream.settings import Difference, differing
 
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
@@ -148,6 +150,8 @@ def unusable(stream: str, consumer: str, config: Mapping[str, Any]) -> str | Non
             f"{where} has ack_policy {config.get('ack_policy')}; explicit is required, "
             "or messages count as handled before they are stored"
         )
+    if config.get("priority_policy", "none") != "none":
+        return f"{where} has priority groups ({config['priority_policy']}); jetcapture pulls without a group"
     if config.get("headers_only"):
         return f"{where} has headers_only set; it must be off, or messages are delivered without their payload"
     return None
@@ -171,7 +175,7 @@ def wanted_config(source: SourceConfig) -> dict[str, Any]:
         "durable_name": source.consumer,
         "deliver_policy": source.deliver_policy,
         "ack_policy": "explicit",
-        "ack_wait": int(source.ack_wait * _NANOSECOND),
+        "ack_wait": round(source.ack_wait * _NANOSECOND),
         "max_deliver": -1,
         "max_ack_pending": source.max_ack_pending,
         "replay_policy": source.replay_policy,
@@ -185,29 +189,29 @@ def wanted_config(source: SourceConfig) -> dict[str, Any]:
     elif source.filter_subjects:
         config["filter_subjects"] = list(source.filter_subjects)
     elif source.deliver_policy == "last_per_subject":
-        config["filter_subject"] = ">"  # the server wants to be told of which subjects
+        config["filter_subject"] = ">"  # the server must know of which subjects
+    if source.consumer_config is not None:
+        config |= {name: value for name, value in api_values(source.consumer_config).items() if value is not None}
+    if config.get("backoff"):
+        config["ack_wait"] = config["backoff"][0]  # as the server has it then
     return config
 
 
-def differences(source: SourceConfig, state: ConsumerState) -> list[tuple[str, Any, Any]]:
-    """Settings whose value on the server is not the configured one: name, configured, actual."""
-    actual = dict(state.config)
-    if "filter_subject" not in actual and len(actual.get("filter_subjects", ())) == 1:
-        actual["filter_subject"] = actual.pop("filter_subjects")[0]
-    if "opt_start_time" in actual:
-        actual["opt_start_time"] = _same_instant(actual["opt_start_time"])
+def differences(source: SourceConfig, actual: Mapping[str, Any]) -> list[Difference]:
+    """Settings of the consumer whose value on the server, `actual`, is not the configured one."""
     wanted = wanted_config(source)
-    if "opt_start_time" in wanted:
-        wanted["opt_start_time"] = _same_instant(wanted["opt_start_time"])
-    for name in ("filter_subject", "filter_subjects"):
-        wanted.setdefault(name, None)
-    pairs = [(name, value, actual.get(name)) for name, value in wanted.items()]
-    return [(name, value, other) for name, value, other in pairs if value != other]
+    for config in (wanted, actual := dict(actual)):
+        config["filter_subjects"] = filters_of(config)
+        config.pop("filter_subject", None)
+        if "opt_start_time" in config:
+            config["opt_start_time"] = _to_the_microsecond(config["opt_start_time"])
+    return differing(wanted, actual)
 
 
-def _same_instant(text: str) -> str:
+def _to_the_microsecond(text: str) -> str:
+    """A time as `source.start_time` holds it, which has no more digits."""
     try:
-        return datetime.fromisoformat(text).astimezone(UTC).isoformat()
+        return format_time(datetime.fromisoformat(text))
     except ValueError:
         return text
 

@@ -39,8 +39,10 @@ class Consumer:
         except UnavailableError as error:
             raise SourceError(str(error)) from error
         self._watch = ConsumerWatch(self.state, asyncio.get_running_loop().time())
-        for name, wanted, actual in differences(self._config, self.state):
-            event(log, logging.WARNING, "consumer.differs", setting=name, configured=wanted, actual=actual)
+        for each in differences(self._config, self.state.config):
+            event(
+                log, logging.WARNING, "consumer.differs", setting=each.name, configured=each.wanted, actual=each.actual
+            )
         self._warn_of_max_deliver(self.state)
 
     async def refresh(self) -> bool:

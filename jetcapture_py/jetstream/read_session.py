@@ -101,7 +101,7 @@ class ReadSession:
             on_error=self._errored,
             timeout=self._connect_timeout,
         )
-        self.api = Api(self.connection, self._login.domain)
+        self.api = Api(self.connection, self._login)
 
     async def close(self) -> None:
         """Close the connection."""

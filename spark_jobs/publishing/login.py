@@ -22,7 +22,13 @@ OPTIONS = (
     *(f"tls_{name}" for name in TlsConfig.model_fields),
 )
 """Names of all options."""
-SECRETS = {"password": "NATS_PASSWORD", "token": "NATS_TOKEN", "nkey_seed": "NATS_NKEY_SEED"}
+SECRETS = {
+    "password": "NATS_PASSWORD",
+    "token": "NATS_TOKEN",
+    "nkey_seed": "NATS_NKEY_SEED",
+    "user_jwt": "NATS_USER_JWT",
+    "user_seed": "NATS_USER_SEED",
+}
 """Options that are environment variables instead of command line arguments."""
 
 

@@ -17,6 +17,9 @@ import duckdb
 import pytest
 import yaml
 
+from jetcapture_py.config.model import load
+from jetcapture_py.manage.cases import load_cases
+from jetcapture_py.manage.cases import run as run_cases
 from tests.support.commands import check_jetcapture
 from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
 from tests.support.nats_server import NatsServer
@@ -210,6 +213,15 @@ def test_every_command_has_arguments_that_it_understands(
         else:
             assert program in OTHERS, line
             assert all((REPOSITORY / word).exists() for word in words if word.startswith("examples/"))
+
+
+def test_the_cases_of_the_page_pass_for_its_configuration(tmp_path: Path) -> None:
+    _, configuration, cases = blocks("docs/jetstream.md", "yaml")
+    (tmp_path / "config.yaml").write_text(configuration.text)
+    assert cases.file == "cases.yaml"
+    (tmp_path / "cases.yaml").write_text(cases.text)
+    assert load_cases(tmp_path / "cases.yaml")
+    assert run_cases(load(tmp_path / "config.yaml"), tmp_path / "cases.yaml") == 0
 
 
 def test_the_commands_of_the_table_are_those_there_are() -> None:

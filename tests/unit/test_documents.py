@@ -18,6 +18,7 @@ import yaml
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
 from jetcapture_py.config import model
+from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.monitoring.metrics import SEALED_BY
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
@@ -42,8 +43,12 @@ def test_every_block_is_in_a_language_that_is_checked(page: str) -> None:
 
 
 @pytest.mark.parametrize("block", every("yaml"), ids=str)
-def test_every_configuration_is_accepted(block: Block) -> None:
+def test_every_configuration_is_accepted(block: Block, tmp_path: Path) -> None:
     found = yaml.safe_load(block.text)
+    if isinstance(found, list):
+        (tmp_path / "cases.yaml").write_text(block.text)
+        assert load_cases(tmp_path / "cases.yaml")
+        return
     if not {"source", "store"} <= found.keys():
         found = settings("nats://127.0.0.1:4222", "/archive", **found)
     config = model.loads(yaml.safe_dump(found), ENVIRONMENT)

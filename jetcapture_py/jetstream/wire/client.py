@@ -73,6 +73,11 @@ class Connection(Client):
         """Id of the server process; the last one's while disconnected."""
         return str(self._server_info.get("server_id", ""))
 
+    @property
+    def server_version(self) -> str:
+        """The version of the server that is, or was last, connected to."""
+        return str(self._server_info.get("version", ""))
+
     def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
         """Set the callbacks, once connected; the caller handles errors of the first attempts itself."""
         self._disconnected_cb, self._reconnected_cb = disconnected, reconnected

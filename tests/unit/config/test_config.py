@@ -82,7 +82,7 @@ def test_the_defaults_are_the_contract() -> None:
             "8080",
             'http.listen: expected an address and a port such as 127.0.0.1:8080 or :8080, got "8080"',
         ),
-        ("stream", {"name": "ORDERS"}, "stream: unknown setting"),
+        ("pipeline", {"name": "ORDERS"}, "pipeline: unknown setting"),
         ("a\nb", 1, '["a\\nb"]: unknown setting'),
         ("source", "ORDERS", "source: expected a mapping of settings, got text"),
         ("source.stream", None, "source.stream: required, but not set"),

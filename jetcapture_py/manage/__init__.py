@@ -1,0 +1,1 @@
+"""Commands around a capture: manage its stream and consumer, check a configuration, and try it on messages."""

@@ -1,0 +1,97 @@
+"""The `apply` command: make stream and consumer on the server as configured. Nothing is ever deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from jetcapture_py.config.model import Managed
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.admin import differences
+from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.settings import Difference, differing
+from jetcapture_py.manage import show
+from jetcapture_py.manage.plan import Plan, plans
+
+DONE, REFUSED, WOULD_CHANGE = 0, 1, 3
+TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """A plan, and what came of it. `answer` is the server's configuration after it, None where nothing was asked.
+
+    `ignored` are settings that the server has not taken.
+    """
+
+    plan: Plan
+    answer: dict[str, Any] | None = None
+    ignored: Sequence[Difference] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as JSON values, those of settings as the JetStream API has them."""
+        plan = self.plan
+        return {
+            "kind": plan.kind,
+            "name": plan.name,
+            "action": plan.action,
+            "changes": [
+                {"setting": change.name, "old": change.old, "new": change.new, "refusal": change.refusal}
+                for change in plan.changes
+            ],
+            "refusal": plan.refusal,
+            "request": plan.request,
+            "answer": self.answer,
+            "ignored": [{"setting": each.name, "asked": each.wanted, "is": each.actual} for each in self.ignored],
+        }
+
+
+def run(managed: Managed, *, dry_run: bool, as_json: bool) -> int:
+    """Apply, print what changed, and return the exit code. Raises SourceError."""
+    applied = asyncio.run(apply(managed, dry_run=dry_run))
+    console = Console(soft_wrap=True, highlight=False)
+    if as_json:
+        console.print(Text(json.dumps([each.fields() for each in applied])))
+    for each in applied if not as_json else ():
+        for line in show.lines(each.plan, done=each.answer is not None):
+            console.print(line)
+        for left in each.ignored:
+            asked, has = show.shown(left.name, left.wanted), show.shown(left.name, left.actual)
+            console.print(Text(f"  {left.name}: the server did not take {asked}; it has {has}", "yellow"))
+    if any(not each.plan.possible or each.ignored for each in applied):
+        return REFUSED
+    return WOULD_CHANGE if dry_run and any(each.plan.action != "none" for each in applied) else DONE
+
+
+async def apply(managed: Managed, *, dry_run: bool) -> list[Applied]:
+    """Make stream and consumer as configured; nothing is done when anything is refused. Raises SourceError."""
+    async with ReadSession(managed.nats, f"jetcapture apply {managed.stream_name}", timeout=TIMEOUT) as session:
+        planned = await plans(session, managed)
+        if dry_run or not all(plan.possible for plan in planned):
+            return [Applied(plan=plan) for plan in planned]
+        return [await _made(session, managed, plan) for plan in planned]
+
+
+async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
+    stream = managed.stream_name
+    if plan.action == "none":
+        return Applied(plan=plan)
+    if plan.kind == "stream":
+        subject, body = f"STREAM.{plan.action.upper()}.{stream}", plan.request
+    else:
+        body = {"stream_name": stream, "config": plan.request, "action": plan.action}
+        subject = f"CONSUMER.CREATE.{stream}.{plan.name}"
+    try:
+        answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
+    except (ApiError, UnavailableError) as error:
+        raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
+    consumer = managed.source if plan.kind == "consumer" else None
+    left = differing(plan.wanted, answer) if consumer is None else differences(consumer, answer)
+    return Applied(plan=plan, answer=answer, ignored=left)

@@ -1,0 +1,220 @@
+"""The `check` command: whether a configuration will work, before anything is captured.
+
+Nothing is stored but a probe object, which is removed, and nothing is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from jetcapture_py.config.model import Config, SourceConfig
+from jetcapture_py.config.units import format_duration
+from jetcapture_py.errors import SourceError, StoreError
+from jetcapture_py.jetstream.admin import consumer_state, unusable
+from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.manage import check_server
+from jetcapture_py.manage.findings import Findings
+from jetcapture_py.manage.forecast import Forecast, forecast, put_price
+from jetcapture_py.manage.plan import found
+from jetcapture_py.manage.traffic import Sample, rates, sample
+from jetcapture_py.store import open_store
+from jetcapture_py.text import plural
+
+WORKS, FAILS = 0, 1
+TIMEOUT = 5.0
+OUTAGE = 86_400.0
+"""Seconds that a capture may be down before messages are lost, where nothing else is asked for."""
+_SHORT_RETENTION = 3_600.0
+_SMALL_PART = 0.8
+"""Blocks shorter than this part of the configured length are reported."""
+_MONTH = 30
+
+
+def run(config: Config, *, as_json: bool, outage: float | None, price: float | None) -> int:
+    """Check, print one line per finding, and return the exit code. Raises ConfigError."""
+    findings = asyncio.run(check(config, outage=outage, price=price))
+    console = Console(soft_wrap=True, highlight=False)
+    if as_json:
+        console.print(Text(json.dumps(findings.fields())))
+    for line in findings.lines() if not as_json else ():
+        console.print(line)
+    return FAILS if findings.problems else WORKS
+
+
+async def check(config: Config, *, outage: float | None = None, price: float | None = None) -> Findings:
+    """Check everything that can be checked; `outage` in seconds, `price` in US dollars per 1,000 writes.
+
+    Raises ConfigError for what shows only at a start, such as a missing extra.
+    """
+    findings = Findings()
+    for text in config.warnings():
+        findings.warning("settings", text)
+    try:
+        async with ReadSession(config.nats, f"jetcapture check {config.source.stream}", timeout=TIMEOUT) as session:
+            await _server(session, config, findings, outage, put_price(config.store.url, price))
+    except SourceError as error:
+        findings.problem("connection", str(error))
+    await asyncio.to_thread(_store, config, findings)
+    return findings
+
+
+def _store(config: Config, findings: Findings) -> None:
+    try:
+        open_store(config.store.url, config.store.options).probe()
+    except StoreError as error:
+        findings.problem("store", f"objects cannot be stored: {error}")
+    else:
+        findings.ok("store", "a probe object was written and removed")
+
+
+async def _server(session: ReadSession, config: Config, findings: Findings, outage: float | None, price: float) -> None:
+    source = config.source
+    account = await check_server.check_account(session, findings)
+    if account is None:
+        return
+    check_server.check_size(findings, config, account)
+    stream, allowed = await _stream(session, source.stream, findings)
+    consumer = await _consumer(session, source, findings) if stream is not None or not allowed else None
+    if consumer is not None or stream is not None:
+        check_server.check_clock(findings, consumer or stream or {}, datetime.now(UTC))
+    if allowed:
+        await check_server.check_plans(session, config, findings)
+    elif consumer is not None and (problem := unusable(source.stream, source.consumer, consumer["config"])):
+        findings.problem("consumer", problem)
+    await check_server.check_permissions(session, config, findings, new_consumer=consumer is None)
+    check_server.check_wait(findings, consumer, source)
+    if stream is None:
+        return
+    if consumer is not None:
+        check_server.check_consumer(findings, consumer)
+    check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
+    await check_server.check_filters(session, config, findings, stream)
+    try:
+        await _traffic(session, config, findings, stream, consumer, outage, price)
+    except SourceError as error:
+        findings.skipped("traffic", f"the stream cannot be read: {error}")
+
+
+async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:
+    """Return the stream, None where there is none, and whether this user may know."""
+    try:
+        return await found(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND), True
+    except SourceError as error:
+        findings.skipped("stream", _reason(error))
+        return None, False
+
+
+async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> dict[str, Any] | None:
+    """Return the consumer, None where there is none. A capture needs the permission to look."""
+    try:
+        return await found(session, f"CONSUMER.INFO.{source.stream}.{source.consumer}", CONSUMER_NOT_FOUND)
+    except SourceError as error:
+        findings.problem("permission", f"{_reason(error)}; allow it")
+        return None
+
+
+def _reason(error: SourceError) -> str:
+    return str(error).removeprefix("NATS refused: ")
+
+
+async def _traffic(
+    session: ReadSession,
+    config: Config,
+    findings: Findings,
+    stream: dict[str, Any],
+    consumer: Mapping[str, Any] | None,
+    outage: float | None,
+    price: float,
+) -> None:
+    """Sample the newest messages, measure the rate, and do the arithmetic."""
+    newest = await sample(session, config)
+    source = config.source
+    rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
+    findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": whole}
+    _decoded(findings, newest)
+    _retention(findings, stream, whole, config, outage)
+    if not rate:
+        findings.skipped("traffic", "no message has come lately; blocks and costs cannot be predicted")
+        return
+    unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
+    predicted = forecast(config, newest.traffic(rate), unacked)
+    findings.figures |= {**asdict(predicted), "keys": len(newest.keys)}
+    _blocks(findings, config, predicted, rate, len(newest.keys))
+    _cost(findings, predicted, price)
+
+
+def _decoded(findings: Findings, newest: Sample) -> None:
+    if newest.quarantined:
+        part = f"{newest.quarantined:,} of the {newest.messages:,} newest messages"
+        findings.warning("decode", f"{part} go to quarantine: {newest.reason}")
+    elif newest.messages:
+        keys = plural(len(newest.keys), "key", grouped=True)
+        findings.ok("decode", f"the newest messages ({newest.messages:,}) have {keys}; none goes to quarantine")
+
+
+def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float, keys: int) -> None:
+    length, wanted = predicted.block_seconds, predicted.configured_seconds
+    shown, asked = _short(length), format_duration(wanted)
+    text = f"at {rate:,.1f} messages/s and {plural(keys, 'key', grouped=True)}, blocks will be {shown} long"
+    if predicted.limit is None or length >= wanted * _SMALL_PART:
+        findings.ok("blocks", f"{text}, as configured ({asked})")
+    else:
+        remedy = f"raise {predicted.limit}, shorten block.interval, or let compaction merge them"
+        findings.warning("blocks", f"{text}, not {asked}: {remedy}")
+    if keys > config.limits.open_blocks:
+        findings.warning(
+            "keys", f"more keys than limits.open_blocks ({config.limits.open_blocks:,}): raise it, or use a coarser key"
+        )
+
+
+def _cost(findings: Findings, predicted: Forecast, price: float) -> None:
+    daily = predicted.requests / 1000 * price
+    findings.figures |= {"put_price": price, "dollars_a_day": daily}
+    cost = f", some ${daily:,.2f} a day or ${daily * _MONTH:,.2f} a month" if price else ""
+    findings.ok("cost", f"{predicted.objects:,.0f} objects and {predicted.requests:,.0f} writes a day{cost}")
+
+
+def _retention(
+    findings: Findings, stream: Mapping[str, Any], rate: float, config: Config, outage: float | None
+) -> None:
+    """Compare how long the stream keeps a message that nobody has captured yet with the longest outage."""
+    settings, state = stream["config"], stream["state"]
+    size = state["bytes"] / state["messages"] if state["messages"] else 0
+    kept = {
+        "max_age": settings.get("max_age", 0) / 1e9,
+        "max_msgs": settings.get("max_msgs", -1) / rate if rate else 0,
+        "max_bytes": settings.get("max_bytes", -1) / (rate * size) if rate and size else 0,
+    }
+    limited = {name: seconds for name, seconds in kept.items() if seconds > 0}
+    if settings.get("discard") == "new":
+        limited = {name: seconds for name, seconds in limited.items() if name == "max_age"}
+    if not limited:
+        findings.ok("retention", "no limit of the stream removes a message before it is captured")
+        return
+    setting = min(limited, key=lambda name: limited[name])
+    seconds, wanted = limited[setting], OUTAGE if outage is None else outage
+    findings.figures["retention_seconds"] = seconds
+    text = f"the stream keeps messages for {_short(seconds)} ({setting})"
+    held = config.block.max_age
+    if seconds < max(_SHORT_RETENTION, held) or (outage is not None and seconds < outage):
+        longest = format_duration(max(held, wanted))
+        findings.problem("retention", f"{text}: a longer outage loses some; raise it to {longest} or more")
+    elif seconds < wanted:
+        findings.warning("retention", f"{text}: a longer outage loses some; {format_duration(wanted)} is safer")
+    else:
+        findings.ok("retention", f"{text}, longer than an outage of {format_duration(wanted)}")
+
+
+def _short(seconds: float) -> str:
+    """Return a duration without digits that mean nothing."""
+    digits = -1 if seconds >= 600 else 0 if seconds >= 10 else 1
+    return format_duration(float(round(seconds, digits)))

@@ -1,0 +1,238 @@
+"""Check the server's side: clock, account, stream, consumer, filters, permissions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import nats.errors
+
+from jetcapture_py.config.model import Config, Managed, SourceConfig
+from jetcapture_py.config.units import format_duration, format_size
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.admin import consumer_state
+from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
+from jetcapture_py.jetstream.permissions import Denial, DeniedError, refusal
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.manage.findings import Findings
+from jetcapture_py.manage.plan import Plan, plans
+
+WRONG_CLOCK, DOUBTFUL_CLOCK = 60.0, 5.0
+"""Seconds between this clock and the server's: signatures for object storage fail, and ages are wrong."""
+SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
+"""Seconds of `ack_wait`: messages are kept alive every third of it, and a pause for longer has them redelivered."""
+_ALMOST = 0.9
+_ANSWER = 5.0
+
+
+async def check_account(session: ReadSession, findings: Findings) -> Mapping[str, Any] | None:
+    """Check that JetStream answers, and how much of the account's limits is left; None if it does not answer."""
+    before = datetime.now(UTC)
+    try:
+        account = await session.api.request("INFO")
+    except ApiError as error:
+        if error.code == FORBIDDEN:
+            findings.skipped("account", f"its limits cannot be read: {error}")
+            return {}
+        findings.problem("JetStream", f"the server refuses: {error}; enable JetStream for this account")
+        return None
+    except UnavailableError as error:
+        findings.problem("JetStream", f"{error}; enable it on the server, or correct nats.domain or nats.api_prefix")
+        return None
+    version = session.connection.server_version
+    findings.ok("JetStream", f"nats-server {version} answers in {(datetime.now(UTC) - before).total_seconds():.3f} s")
+    limits = account.get("limits") or {}
+    for used, most, what in (
+        (account.get("storage", 0), limits.get("max_storage", -1), "file storage"),
+        (account.get("memory", 0), limits.get("max_memory", -1), "memory storage"),
+    ):
+        if most > 0 and used >= most * _ALMOST:
+            findings.problem(
+                "account",
+                f"{what} is nearly full, {used:,} of {most:,} bytes: publishers will be refused; raise the limit",
+            )
+    return account
+
+
+def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetime) -> None:
+    """Compare this machine's clock with that of the server, which answered just now."""
+    if "ts" not in answer:
+        return
+    ahead = (received - datetime.fromisoformat(answer["ts"])).total_seconds()
+    side = "ahead of" if ahead > 0 else "behind"
+    text = f"this machine is {abs(ahead):.1f} s {side} the server; synchronize both with NTP"
+    if abs(ahead) >= WRONG_CLOCK:
+        findings.problem("clock", text)
+    elif abs(ahead) >= DOUBTFUL_CLOCK:
+        findings.warning("clock", text)
+    else:
+        findings.ok("clock", f"within {max(abs(ahead), 0.1):.1f} s of the server's")
+
+
+async def check_plans(session: ReadSession, config: Config, findings: Findings) -> list[Plan]:
+    """Compare stream and consumer with the configuration."""
+    managed = Managed.model_construct(nats=config.nats, stream=config.stream, source=config.source)
+    try:
+        planned = await plans(session, managed)
+    except SourceError as error:
+        findings.problem("stream", f"{error}".replace("NATS refused: ", ""))
+        return []
+    for plan in planned:
+        where = f"{plan.kind} {plan.name}"
+        names = ", ".join(change.name for change in plan.changes)
+        if plan.refusal:
+            findings.problem(plan.kind, plan.refusal)
+        elif plan.action == "create" and plan.kind == "stream":
+            findings.problem(plan.kind, f"{where} does not exist; `jetcapture apply` creates it")
+        elif plan.action == "create" and not config.source.create:
+            findings.problem(
+                plan.kind, f"{where} does not exist; `jetcapture apply` creates it, or source.create: true"
+            )
+        elif plan.action == "create":
+            findings.ok(plan.kind, f"{where} does not exist yet; it will be created")
+        elif plan.action == "update" and not plan.possible:
+            fixed = ", ".join(change.name for change in plan.changes if change.refusal)
+            findings.warning(plan.kind, f"{where} differs in {names}; {fixed} cannot be changed in place")
+        elif plan.action == "update":
+            findings.warning(plan.kind, f"{where} differs in {names}; see `jetcapture apply --dry-run`")
+        else:
+            findings.ok(plan.kind, f"{where} is as configured")
+    return planned
+
+
+def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: SourceConfig) -> None:
+    """Check that messages can be kept alive; without a consumer, with the configured `ack_wait`."""
+    wait = source.ack_wait if answer is None else consumer_state(dict(answer)).ack_wait
+    pause = format_duration(round(wait * 2 / 3, 1))
+    text = f"it is {format_duration(wait)}: a pause of {pause} has messages delivered again; set it to 30s or more"
+    if wait < SHORT_WAIT:
+        findings.problem("ack_wait", text)
+    elif wait < DOUBTFUL_WAIT:
+        findings.warning("ack_wait", text)
+
+
+def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
+    """Check settings of the consumer with which a capture loses messages or gets none."""
+    settings = answer["config"]
+    if settings.get("max_deliver", -1) > 0:
+        text = f"after {settings['max_deliver']} deliveries the server gives up on a message, and the archive misses it"
+        findings.warning("consumer", f"{text}; set max_deliver to unlimited")
+    if threshold := settings.get("inactive_threshold"):
+        text = f"the server deletes it when no replica pulls for {format_duration(threshold / 1e9)}"
+        findings.warning("consumer", f"{text}; set inactive_threshold to 0")
+    if answer.get("paused"):
+        findings.problem("consumer", f"it is paused until {settings.get('pause_until', 'later')}; resume it")
+
+
+def check_limits(
+    findings: Findings, config: Config, account: Mapping[str, Any], stream: Mapping[str, Any], *, new_consumer: bool
+) -> None:
+    """Check what limits of the account and the stream leave for the consumer."""
+    limits, settings = account.get("limits") or {}, stream["config"]
+    wanted = config.source.max_ack_pending
+    for most, whose in (
+        (limits.get("max_ack_pending", -1), "the account"),
+        ((settings.get("consumer_limits") or {}).get("max_ack_pending", -1), "the stream's consumer_limits"),
+    ):
+        if 0 < most < wanted:
+            findings.problem(
+                "account" if whose == "the account" else "stream",
+                f"{whose} allows a max_ack_pending of {most}, source.max_ack_pending is {wanted}; change one",
+            )
+    if not new_consumer:
+        return
+    for used, most, whose in (
+        (account.get("consumers", 0), limits.get("max_consumers", -1), "the account"),
+        (stream["state"].get("consumer_count", 0), settings.get("max_consumers", -1), "the stream"),
+    ):
+        if 0 < most <= used:
+            findings.problem(
+                "account", f"{whose} allows {most} consumers and has {used}; the capture's own is one more"
+            )
+
+
+async def check_filters(session: ReadSession, config: Config, findings: Findings, stream: Mapping[str, Any]) -> None:
+    """Check that every filter can match something."""
+    settings = stream["config"]
+    fed_by_others = any(settings.get(name) for name in ("mirror", "sources", "subject_transform"))
+    for each in config.source.filter_subjects:
+        if not fed_by_others and not any(overlap(each, subject) for subject in settings.get("subjects") or ()):
+            subjects = ", ".join(settings.get("subjects") or ())
+            findings.problem(
+                "filter", f"{each} matches none of the stream's subjects ({subjects}); correct source.filter_subjects"
+            )
+            continue
+        try:
+            answer = await session.api.request(f"STREAM.INFO.{config.source.stream}", {"subjects_filter": each})
+        except (ApiError, UnavailableError):
+            continue
+        if (
+            stream["state"]["messages"]
+            and not answer["state"].get("num_subjects")
+            and not answer["state"].get("subjects")
+        ):
+            findings.warning("filter", f"{each} matches no message that the stream holds")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both."""
+    tokens, others = one.split("."), other.split(".")
+    for left, right in zip(tokens, others, strict=False):
+        if ">" in (left, right):
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(tokens) == len(others)
+
+
+async def check_permissions(session: ReadSession, config: Config, findings: Findings, *, new_consumer: bool) -> None:
+    """Try what a capture publishes, in ways that change nothing: a pull that is refused, an ack of no message."""
+    source, api = config.source, session.api
+    name = f"{source.stream}.{source.consumer}"
+    denied: list[Denial] = []
+    listeners = session.connection.denials.listeners
+    listeners.append(denied.append)
+    missing = []
+    if new_consumer:
+        if await _denied(session, f"{api.prefix}.CONSUMER.CREATE.{name}", b'{"stream_name":"-"}'):
+            missing.append(f"{api.prefix}.CONSUMER.CREATE.{name}")
+    else:
+        pull = b'{"batch":1,"expires":1000000000,"idle_heartbeat":1000000000}'  # refused: the heartbeat is too long
+        if await _denied(session, f"{api.prefix}.CONSUMER.MSG.NEXT.{name}", pull):
+            missing.append(f"{api.prefix}.CONSUMER.MSG.NEXT.{name}")
+    ack = f"$JS.ACK.{name}.1.0.0.0.0"
+    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+        await session.connection.publish(ack, b"+WPI")
+        await session.connection.flush(int(_ANSWER))
+        await asyncio.sleep(0)
+    if any(each.about(ack) for each in denied):
+        missing.append(f"$JS.ACK.{name}.>")
+    listeners.pop()
+    for subject in missing:
+        findings.problem("permission", f"{refusal(subject)}; allow it")
+    if not missing:
+        findings.ok("permission", "this user may pull and acknowledge")
+
+
+async def _denied(session: ReadSession, subject: str, payload: bytes) -> bool:
+    try:
+        await session.connection.ask(subject, payload, _ANSWER)
+    except DeniedError:
+        return True
+    except (nats.errors.Error, OSError, TimeoutError):
+        return False
+    return False
+
+
+def check_size(findings: Findings, config: Config, account: Mapping[str, Any]) -> None:
+    """Check that the account has room for a stream that is to be created or grown."""
+    section, limits = config.stream, account.get("limits") or {}
+    wanted = section.max_bytes if section is not None else None
+    most = limits.get("max_storage", -1)
+    if wanted is not None and 0 < most < wanted:
+        findings.problem(
+            "account", f"stream.max_bytes is {format_size(wanted)}, the account allows {format_size(most)}"
+        )

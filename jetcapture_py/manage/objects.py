@@ -1,0 +1,86 @@
+"""The `objects` command: the archive's objects by key and time, from their names alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import format_time
+from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.text import escaped, plural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which objects to list: those of `keys` ("" means no key; none: all), whose bucket reaches into [start, end)."""
+
+    keys: Sequence[str] = ()
+    start: datetime | None = None
+    end: datetime | None = None
+
+    def holds(self, name: ObjectName, interval: float) -> bool:
+        """Whether an object with buckets of `interval` seconds is selected."""
+        if self.keys and (name.quarantine or (name.key or "") not in self.keys):
+            return False
+        if self.start is not None and name.bucket + interval <= self.start.timestamp():
+            return False
+        return self.end is None or name.bucket < self.end.timestamp()
+
+
+def run(config: Config, selection: Selection, *, as_json: bool) -> int:
+    """Print the objects; return the exit code. Raises StoreError."""
+    found = listed(config, selection)
+    lines = _json_lines(found) if as_json else _lines(found)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    return 0
+
+
+def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
+    """Return the selected objects of the stream, by key, time and sequence; the quarantine comes last."""
+    storage = ObjectStorage(config.store.url, config.store.options)
+    files = ((file.name, file) for file in storage.files(config.source.stream))
+    found = [(name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)]
+    return sorted(found, key=lambda each: _order(each[0]))
+
+
+def _order(name: ObjectName) -> tuple[bool, bool, str, int, int, int, str]:
+    key = name.key
+    return name.quarantine, key is None, key or "", name.bucket, name.first_seq, name.last_seq, name.digest
+
+
+def _json_lines(found: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
+    for name, file in found:
+        fields: dict[str, Any] = {
+            "key": name.key,
+            "quarantine": name.quarantine,
+            "bucket": format_time(datetime.fromtimestamp(name.bucket, UTC)),
+            "first_seq": name.first_seq,
+            "last_seq": name.last_seq,
+            "rows": name.rows,
+            "bytes": file.size,
+            "path": file.path,
+        }
+        yield json.dumps(fields)
+
+
+def _lines(found: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
+    cells = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
+    for name, file in found:
+        key = "(quarantine)" if name.quarantine else "(no key)" if name.key is None else escaped(name.key)
+        bucket = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
+        cells.append(
+            (key, bucket, str(name.first_seq), str(name.last_seq), f"{name.rows:,}", f"{file.size:,}", file.path)
+        )
+    if found:
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for key, bucket, *numbers, path in cells:
+            aligned = [number.rjust(width) for number, width in zip(numbers, widths[2:6], strict=True)]
+            yield "  ".join([key.ljust(widths[0]), bucket.ljust(widths[1]), *aligned, escaped(path)])
+    rows, size = sum(name.rows for name, _ in found), sum(file.size for _, file in found)
+    yield f"{plural(len(found), 'object', grouped=True)}, {plural(rows, 'row', grouped=True)}, {size:,} bytes"

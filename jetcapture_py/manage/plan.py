@@ -1,0 +1,167 @@
+"""What has to change on the server so that stream and consumer are as configured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jetcapture_py.config.model import Managed, SourceConfig
+from jetcapture_py.config.stream import StreamSection, api_values
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.admin import differences, unusable, wanted_config
+from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.settings import Difference, differing, normal
+from jetcapture_py.manage.rules import Server, StoredMessages, consumer_refusal, stream_refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """A setting's old and new value, None for not set; `refusal` says why it cannot be changed, if it cannot."""
+
+    name: str
+    old: Any
+    new: Any
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done to one stream or consumer. `request` is its whole configuration as it will be asked for.
+
+    `wanted` are the configured settings alone. `refusal` is a reason that concerns no single setting.
+    """
+
+    kind: Literal["stream", "consumer"]
+    name: str
+    action: Literal["create", "update", "none"]
+    changes: tuple[SettingChange, ...]
+    request: dict[str, Any]
+    wanted: dict[str, Any]
+    refusal: str | None = None
+
+    @property
+    def possible(self) -> bool:
+        """Whether nothing is refused."""
+        return self.refusal is None and not any(change.refusal for change in self.changes)
+
+
+async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
+    """Return what is to be done, the stream first. Raises SourceError."""
+    name = managed.stream_name
+    answer = await found(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
+    server = await _server(session, answer)
+    planned = []
+    if managed.stream is not None:
+        planned.append(await _stream_plan(session, name, managed.stream, answer, server))
+    elif answer is None:
+        raise SourceError(f"stream {name} does not exist, and there is no section stream to create it from")
+    if managed.source is not None:
+        planned.append(await _consumer_plan(session, managed.source, server, new_stream=answer is None))
+    return planned
+
+
+async def found(session: ReadSession, subject: str, missing: int) -> dict[str, Any] | None:
+    """Return the answer of the JetStream API, None for the error `missing`. Raises SourceError."""
+    try:
+        return await session.request(subject)
+    except SourceError as error:
+        if isinstance(error.__cause__, ApiError) and error.__cause__.err_code == missing:
+            return None
+        raise
+
+
+async def _server(session: ReadSession, answer: Mapping[str, Any] | None) -> Server:
+    """The server that is connected to; where the stream is new, whether there is a cluster is not known."""
+    clustered = answer is None or bool((answer.get("cluster") or {}).get("name"))
+    return Server(version=session.connection.server_version, clustered=clustered)
+
+
+async def _stream_plan(
+    session: ReadSession, name: str, section: StreamSection, answer: Mapping[str, Any] | None, server: Server
+) -> Plan:
+    wanted = {**api_values(section), "name": name}
+    if answer is None:
+        given = {setting: value for setting, value in wanted.items() if value is not None}
+        changes = [
+            SettingChange(name=setting, old=None, new=value, refusal=server.too_old_for(setting, value))
+            for setting, value in given.items()
+            if setting != "name"
+        ]
+        return Plan(kind="stream", name=name, action="create", changes=tuple(changes), request=given, wanted=wanted)
+    actual = answer["config"]
+    differ = differing(wanted, actual)
+    request = _overlaid(actual, wanted, differ)
+    stored = await _stored(session, name, answer, differ)
+    changes = [
+        SettingChange(
+            name=each.name,
+            old=each.actual,
+            new=each.wanted,
+            refusal=stream_refusal(each, request, server) or stored.deleted_by(each, request),
+        )
+        for each in differ
+    ]
+    return Plan(
+        kind="stream",
+        name=name,
+        action="update" if changes else "none",
+        changes=tuple(changes),
+        request=request,
+        wanted=wanted,
+    )
+
+
+async def _stored(
+    session: ReadSession, name: str, answer: Mapping[str, Any], differ: list[Difference]
+) -> StoredMessages:
+    """Return what the stream holds; messages are counted by subject only where that matters."""
+    most = 0
+    if any(each.name == "max_msgs_per_subject" for each in differ):
+        offset, total = 0, 1
+        while offset < total:
+            page = await session.request(f"STREAM.INFO.{name}", {"subjects_filter": ">", "offset": offset})
+            counts = page["state"].get("subjects") or {}
+            most = max(most, *counts.values(), 0)
+            offset, total = offset + max(len(counts), 1), page.get("total", 0)
+    return StoredMessages.of(answer, most)
+
+
+async def _consumer_plan(session: ReadSession, source: SourceConfig, server: Server, *, new_stream: bool) -> Plan:
+    stream, name = source.stream, source.consumer
+    wanted = wanted_config(source)
+    answer = None if new_stream else await found(session, f"CONSUMER.INFO.{stream}.{name}", CONSUMER_NOT_FOUND)
+    if answer is None:
+        changes = [
+            SettingChange(name=setting, old=None, new=value, refusal=server.too_old_for(setting, value))
+            for setting, value in wanted.items()
+            if setting not in ("name", "durable_name") and normal(setting, value) is not None
+        ]
+        return Plan(kind="consumer", name=name, action="create", changes=tuple(changes), request=wanted, wanted=wanted)
+    actual = answer["config"]
+    differ = differences(source, actual)
+    changes = [
+        SettingChange(name=each.name, old=each.actual, new=each.wanted, refusal=consumer_refusal(each, actual, server))
+        for each in differ
+    ]
+    return Plan(
+        kind="consumer",
+        name=name,
+        action="update" if changes else "none",
+        changes=tuple(changes),
+        request=_overlaid(actual, wanted, differ),
+        wanted=wanted,
+        refusal=unusable(stream, name, actual),
+    )
+
+
+def _overlaid(actual: Mapping[str, Any], wanted: Mapping[str, Any], changes: Iterable[Difference]) -> dict[str, Any]:
+    """Return the server's configuration with the changed settings in place of its own; None removes one."""
+    request = dict(actual)
+    for change in changes:
+        name = change.name.partition(".")[0]
+        request[name] = wanted[name] if name == "metadata" else change.wanted
+        if name == "filter_subjects":
+            request.pop("filter_subject", None)
+    return {name: value for name, value in request.items() if value is not None}

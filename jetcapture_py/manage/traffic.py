@@ -1,0 +1,98 @@
+"""Measure a stream's recent traffic: how many messages a second, and what the configuration makes of a sample."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.parts import preparer
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import format_time
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.manage.forecast import Traffic
+from jetcapture_py.manage.newest import matching, newest
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.prepare import Prepared, Preparer
+
+SAMPLE = 2_000
+"""Newest messages that are decoded."""
+WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
+"""Seconds before now over which the rate is measured; the busiest of them counts."""
+_SHORTEST = 1.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """What the configuration makes of the newest messages; `reason` is that of the first one in quarantine."""
+
+    keys: Counter[str | None] = field(default_factory=Counter)
+    messages: int = 0
+    quarantined: int = 0
+    size: int = 0
+    reason: str = ""
+    times: list[int] = field(default_factory=list)
+
+    def add(self, prepared: Prepared) -> None:
+        """Count what was prepared."""
+        for run in prepared.runs:
+            self.keys[run.key] += run.length
+        self.messages += prepared.messages
+        self.quarantined += prepared.quarantine.num_rows
+        self.size += prepared.rows.nbytes + prepared.quarantine.nbytes
+        self.times += [time for _, time in prepared.span]
+        if prepared.quarantine.num_rows and not self.reason:
+            self.reason = prepared.quarantine.column(layout.ERROR)[0].as_py()
+
+    def traffic(self, rate: float) -> Traffic:
+        """Return traffic like that of the sample, at `rate`."""
+        total = max(sum(self.keys.values()), 1)
+        shares = [count / total for count in self.keys.values()] or [1.0]
+        return Traffic(rate=rate, message_bytes=self.size / max(self.messages, 1), shares=shares)
+
+
+async def sample(session: ReadSession, config: Config) -> Sample:
+    """Decode the newest messages as a capture does. Raises ConfigError, SourceError."""
+    prepare = preparer(config, None, None)
+    found = Sample()
+    for name, received in await newest(session, config, SAMPLE):
+        await asyncio.to_thread(_prepare, found, replace(prepare, consumer=name), received)
+    return found
+
+
+def _prepare(found: Sample, prepare: Preparer, received: Received) -> None:
+    try:
+        found.add(prepare(received))
+    except BatchTooWideError:
+        for part in received.split(len(received) // 2):
+            _prepare(found, prepare, part)
+
+
+async def rates(
+    session: ReadSession, stream: str, filters: Sequence[str], answer: dict[str, Any], found: Sample
+) -> tuple[float, float]:
+    """Return messages a second that the filters match, and of the whole stream: those of the busiest window.
+
+    `answer` is that to STREAM.INFO. A work queue forgets its messages, and no consumer may count them: there the times
+    of the sample are used.
+    """
+    state = answer["state"]
+    if not state["messages"]:
+        return 0.0, 0.0
+    if answer["config"].get("retention") == "workqueue":
+        span = (max(found.times, default=0) - min(found.times, default=0)) / 1e6
+        rate = found.messages / max(span, _SHORTEST)
+        return rate, rate
+    now = datetime.fromisoformat(answer["ts"])
+    age = max((now - datetime.fromisoformat(state["first_ts"])).total_seconds(), _SHORTEST)
+    matched = whole = 0.0
+    for window in dict.fromkeys(min(each, age) for each in WINDOWS):
+        start = {"opt_start_time": format_time(now - timedelta(seconds=window))}
+        matched = max(matched, await matching(session, stream, filters, start) / window)
+        whole = max(whole, matched if not filters else await matching(session, stream, (), start) / window)
+    return matched, whole

@@ -1,0 +1,286 @@
+"""`check` finds every broken set-up in one line, and predicts how long blocks will be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream.publish.publisher import Publisher
+from jetcapture_py.manage.check import check, run
+from jetcapture_py.manage.check_server import overlap
+from jetcapture_py.manage.findings import CheckFinding
+from jetcapture_py.manage.forecast import Traffic, forecast
+from tests.chaos.clock import Clock
+from tests.integration.manage.api import ask, create
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, config, connection, objects, publish, running, settings, until
+
+Start = Callable[..., NatsServer]
+SECOND = 10**9
+EXPLICIT = {"name": CONSUMER, "durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": 120 * SECOND}
+
+
+def problems(configuration: Config, **options: Any) -> list[CheckFinding]:
+    return asyncio.run(check(configuration, **options)).problems
+
+
+def stream_of(server: NatsServer, **settings: Any) -> None:
+    asyncio.run(create(server.url, {"name": STREAM, "subjects": ["orders.>"], **settings}))
+
+
+def consumer_of(server: NatsServer, **settings: Any) -> None:
+    body = {"stream_name": STREAM, "config": {**EXPLICIT, "max_ack_pending": 50_000, **settings}, "action": "create"}
+    asyncio.run(ask(server.url, f"CONSUMER.CREATE.{STREAM}.{CONSUMER}", body))
+
+
+def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
+    configuration = config(server.url, tmp_path / "archive", block={"interval": "1m"})
+    assert problems(configuration) == []
+    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    text = capsys.readouterr().out
+    for part in ("JetStream", "clock", "consumer", "permission", "decode", "blocks", "cost", "retention", "store"):
+        assert f"ok       {part}" in text
+    assert asyncio.run(ask(server.url, f"STREAM.INFO.{STREAM}"))["state"]["consumer_count"] == 0
+    assert objects(tmp_path / "archive") == []
+
+
+def test_no_jetstream_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server("accounts { A { users: [{ user: a, password: a }] } }\nno_auth_user: a")
+    (found,) = problems(config(server.url, tmp_path))
+    assert found.about == "JetStream"
+    assert "enable" in found.text
+
+
+def test_no_server_is_found(tmp_path: Path) -> None:
+    (found,) = problems(config("nats://127.0.0.1:9", tmp_path))
+    assert found.about == "connection"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "missing"),
+    [
+        (["$JS.API.>"], f"$JS.ACK.{STREAM}.{CONSUMER}.>"),
+        (["$JS.API.INFO", "$JS.API.STREAM.>", "$JS.API.CONSUMER.*.ORDERS.*", "$JS.ACK.>"], "CONSUMER.MSG.NEXT"),
+    ],
+)
+def test_a_missing_permission_is_found(nats_server: Start, tmp_path: Path, allowed: list[str], missing: str) -> None:
+    server = nats_server(
+        "authorization { users: [ { user: admin, password: a }, { user: capture, password: c, permissions: "
+        f"{{ publish: {json.dumps(allowed)}, subscribe: '_INBOX.>' }} }} ] }}\nno_auth_user: admin"
+    )
+    stream_of(server)
+    consumer_of(server)
+    login = {"user": "capture", "password": "c"}
+    (found,) = problems(config(server.url, tmp_path, nats=login))
+    assert found.about == "permission"
+    assert missing in found.text
+
+
+def test_an_ack_wait_that_is_too_short_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    stream_of(server)
+    (found,) = problems(config(server.url, tmp_path, source={"ack_wait": "2s"}))
+    assert (found.about, "set it to 30s" in found.text) == ("ack_wait", True)
+    consumer_of(server, ack_wait=SECOND)
+    (found,) = problems(config(server.url, tmp_path))
+    assert found.about == "ack_wait"
+
+
+def test_a_store_that_cannot_be_written_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    stream_of(server)
+    (tmp_path / "file").write_text("")
+    (found,) = problems(config(server.url, tmp_path / "file" / "archive"))
+    assert found.about == "store"
+
+
+def test_limits_of_the_account_are_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server(
+        "accounts { A { jetstream: { max_ack_pending: 1000, max_consumers: 1 }\n"
+        "users: [{ user: a, password: a }] } }\nno_auth_user: a"
+    )
+    stream_of(server)
+    other = {"stream_name": STREAM, "config": {"name": "other", "durable_name": "other", "ack_policy": "explicit"}}
+    asyncio.run(ask(server.url, f"CONSUMER.CREATE.{STREAM}.other", other))
+    first, second = problems(config(server.url, tmp_path))
+    assert (first.about, second.about) == ("account", "account")
+    assert "a max_ack_pending of 1000" in first.text
+    assert "1 consumers and has 1" in second.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"deliver_subject": "push.here"}, "is a push consumer"),
+        ({"ack_policy": "none", "max_ack_pending": -1, "ack_wait": 0}, "has ack_policy none"),
+        ({"headers_only": True}, "has headers_only set"),
+    ],
+)
+def test_a_consumer_of_another_kind_is_found(
+    nats_server: Start, tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    server = nats_server()
+    stream_of(server)
+    consumer_of(server, **settings)
+    found = [each for each in problems(config(server.url, tmp_path)) if each.about == "consumer"]
+    assert len(found) == 1
+    assert reason in found[0].text
+
+
+def test_a_filter_that_matches_nothing_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    stream_of(server)
+    (found,) = problems(config(server.url, tmp_path, source={"filter_subjects": ["order.*"]}))
+    assert found.text.startswith("order.* matches none of the stream's subjects (orders.>)")
+
+
+def test_a_rate_that_is_too_high_for_the_interval_is_found_and_still_works(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.a", b"x", None) for _ in range(5_000)]))
+    configuration = config(server.url, tmp_path, source={"max_ack_pending": 1_000})
+    assert run(configuration, as_json=False, outage=None, price=None) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning  blocks")]
+    assert "not 15m: raise source.max_ack_pending" in line
+
+
+def test_a_retention_that_is_too_short_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    stream_of(server, max_age=600 * SECOND, duplicate_window=60 * SECOND)
+    (found,) = problems(config(server.url, tmp_path))
+    assert (found.about, "keeps messages for 10m (max_age)" in found.text) == ("retention", True)
+    asyncio.run(ask(server.url, f"STREAM.DELETE.{STREAM}"))
+    stream_of(server, max_age=12 * 3600 * SECOND)
+    assert problems(config(server.url, tmp_path)) == []
+    (found,) = problems(config(server.url, tmp_path), outage=2 * 86_400.0)
+    assert "raise it to 2d or more" in found.text
+
+
+def test_a_wrong_clock_is_found(nats_server: Start, tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    if not clock.can_jump:
+        pytest.skip("needs a C compiler")
+    clock.shift(3600)
+    server = nats_server()
+    stream_of(server)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, tmp_path / "archive")))
+    command = [sys.executable, "-m", "jetcapture_py", "check", str(path)]
+    done = subprocess.run(command, env={**os.environ, **clock.environment}, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("problem")]
+    assert "clock" in line
+    assert "ahead of the server; synchronize both with NTP" in line
+
+
+def test_a_stream_that_is_missing_is_found(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    (found,) = problems(config(server.url, tmp_path, stream={"subjects": ["orders.>"]}))
+    assert found.text == "stream ORDERS does not exist; `jetcapture apply` creates it"
+    (found,) = problems(config(server.url, tmp_path))
+    assert "does not exist" in found.text
+
+
+def test_json_has_the_findings_and_the_figures(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
+    assert run(config(server.url, tmp_path), as_json=True, outage=None, price=10.0) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is True
+    assert {"about", "level", "text"} == set(found["findings"][0])
+    figures = found["figures"]
+    assert figures["keys"] == 3
+    assert figures["dollars_a_day"] == pytest.approx(figures["requests"] / 100)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("*.b", "a.*", True),
+        (">", "a", True),
+        ("a", "a.b", False),
+        ("a.*", "a.b.c", False),
+        ("a.b", "a.c", False),
+    ],
+)
+def test_subjects_overlap(one: str, other: str, both: bool) -> None:
+    assert overlap(one, other) is both
+    assert overlap(other, one) is both
+
+
+def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:
+    configuration = config("nats://127.0.0.1:4222", "/archive", source={"max_ack_pending": 30_000})
+    calm = forecast(configuration, Traffic(rate=10, message_bytes=100, shares=[1.0]), 30_000)
+    assert (calm.block_seconds, calm.limit, calm.objects) == (900.0, None, 96)
+    busy = forecast(configuration, Traffic(rate=1_000, message_bytes=100, shares=[1.0]), 30_000)
+    assert busy.limit == "source.max_ack_pending"
+    assert busy.block_seconds == pytest.approx(10, rel=0.02)
+    large = forecast(configuration, Traffic(rate=1_000, message_bytes=1 << 20, shares=[1.0]), 30_000)
+    assert large.limit == "block.max_bytes"
+    assert large.block_seconds == pytest.approx(0.128, rel=0.02)
+
+
+@pytest.mark.parametrize(("rate", "keys"), [(300, 1), (1_000, 5), (3_000, 20)])
+def test_predicted_blocks_are_as_long_as_those_of_a_capture(
+    nats_server: Start, tmp_path: Path, rate: int, keys: int
+) -> None:
+    server = nats_server()
+    configuration = config(
+        server.url,
+        tmp_path / "archive",
+        source={"max_ack_pending": rate * 6},
+        block={"interval": "1h"},
+        key="{subject[1]}",
+    )
+
+    async def messages(stop: asyncio.Event, sent: list[int]) -> None:
+        loop = asyncio.get_running_loop()
+        async with connection(server.url) as client, Publisher(client) as publisher:
+            start, number = loop.time(), 0
+            while not stop.is_set():
+                while number < (loop.time() - start) * rate:
+                    await publisher.publish(f"orders.{number % keys}", b"x" * 50, None)
+                    number += 1
+                await publisher.flush()
+                await asyncio.sleep(0.02)
+            sent += [number, int((loop.time() - start) * 1e6)]
+
+    async def measure() -> tuple[float, float]:
+        stop, sent = asyncio.Event(), list[int]()
+        async with connection(server.url) as client:
+            await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"])
+        publishing = asyncio.create_task(messages(stop, sent))
+        async with running(configuration) as state:
+            enough = max(6 * keys, 12)
+            await until(lambda: state.stats.stored_blocks >= enough, "blocks are stored")
+            findings = await check(configuration)
+        stop.set()
+        await publishing
+        sizes = sorted((name.first_seq, name.rows) for name in objects(tmp_path / "archive"))
+        steady = [rows for _, rows in sizes[2 * keys : len(sizes) - keys]]  # without the start and the drain
+        seconds = statistics.mean(steady) / (sent[0] / (sent[1] / 1e6) / keys)
+        return findings.figures["block_seconds"], seconds
+
+    predicted, measured = asyncio.run(measure())
+    assert predicted == pytest.approx(measured, rel=0.2)

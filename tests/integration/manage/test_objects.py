@@ -1,0 +1,72 @@
+"""`jetcapture objects` lists what the archive holds, by key and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import Config
+from jetcapture_py.manage.objects import Selection, listed, run
+from tests.support.nats_server import NatsServer
+from tests.support.running import STREAM, capture_all, config, objects, publish
+
+
+@pytest.fixture
+def configuration(nats_server: Callable[..., NatsServer], tmp_path: Path) -> Config:
+    """A capture with the keys eu and us, one message without a key, and a quarantine."""
+    server = nats_server()
+    messages = [("orders", b'{"region": "%s"}' % region, None) for region in (b"eu", b"us", b"eu")]
+    messages += [("orders", b"{}", None), ("orders", b"{broken", None)]
+    asyncio.run(publish(server.url, messages, subjects=["orders"]))
+    decode = {"format": "json", "columns": {"region": "string"}}
+    found = config(server.url, tmp_path / "archive", decode=decode, key="{region}", block={"interval": "1h"})
+    asyncio.run(capture_all(found))
+    return found
+
+
+def test_every_object_is_listed_by_key_and_the_quarantine_last(configuration: Config) -> None:
+    found = listed(configuration, Selection())
+    assert {name for name, _ in found} == set(objects(Path(configuration.store.url)))
+    assert [(name.key, name.quarantine) for name, _ in found] == [
+        ("eu", False),
+        ("us", False),
+        (None, False),
+        (None, True),
+    ]
+
+
+def test_keys_are_selected_the_empty_one_for_messages_without_a_key(configuration: Config) -> None:
+    assert [name.key for name, _ in listed(configuration, Selection(keys=["us"]))] == ["us"]
+    assert [(name.key, name.quarantine) for name, _ in listed(configuration, Selection(keys=[""]))] == [(None, False)]
+
+
+def test_times_select_buckets_that_reach_into_them() -> None:
+    name = ObjectName(
+        stream=STREAM, key=None, bucket=3600, first_seq=1, last_seq=1, rows=1, digest="0" * 16, quarantine=False
+    )
+    start = datetime.fromtimestamp(3600, UTC)
+    second = timedelta(seconds=1)
+    assert Selection(start=start + timedelta(hours=1) - second).holds(name, 3600)
+    assert not Selection(start=start + timedelta(hours=1)).holds(name, 3600)
+    assert Selection(end=start + second).holds(name, 3600)
+    assert not Selection(end=start).holds(name, 3600)
+
+
+def test_json_has_one_object_per_line_and_text_a_sum(configuration: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(configuration, Selection(), as_json=True) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["key"], each["rows"]) for each in found] == [("eu", 2), ("us", 1), (None, 1), (None, 1)]
+    for each in found:
+        assert (Path(configuration.store.url) / each["path"]).stat().st_size == each["bytes"]
+    assert run(configuration, Selection(), as_json=False) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert text[0].split() == ["key", "bucket", "first", "last", "rows", "bytes", "path"]
+    assert text[-1].startswith("4 objects, 5 rows, ")
+    assert run(configuration, Selection(keys=["none"]), as_json=False) == 0
+    assert capsys.readouterr().out == "0 objects, 0 rows, 0 bytes\n"
