@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, MutableMapping
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.plugins import is_reference
 
 WEBSOCKETS = "aiohttp"
 
@@ -21,7 +20,7 @@ def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Itera
     Imported modules stay until the end, so the garbage collector ignores them: while they load, at every full
     collection, and when the process ends. numpy's linear algebra, which is not used here, starts no thread per core.
     """
-    if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need them
+    if not config.has_user_code:  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
     try:

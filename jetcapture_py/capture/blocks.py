@@ -38,7 +38,8 @@ class Block:
     """The messages of one (key, bucket) that become one object; `opened` is the time of its first message.
 
     `bytes` is its share of the chunks. As one table, its rows have all of `columns`, for which the chunks hold `filled`
-    bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is the size of that table.
+    bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is the size of that table, and
+    `sealed_at` when it was handed on.
     """
 
     id: BlockId
@@ -50,6 +51,7 @@ class Block:
     columns: int = 0
     filled: float = 0.0
     sealed_by: str = ""
+    sealed_at: float = 0.0
     _pieces: list[tuple[Chunk, int]] = field(default_factory=list)
     _replies: pa.BinaryArray | None = None
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -26,6 +26,14 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import Store
 
 T = TypeVar("T")
+
+
+class StoredBlock(NamedTuple):
+    """A block whose object is stored at `location`."""
+
+    block: Block
+    encoded: EncodedBlock
+    location: str
 
 
 class CaptureState:
@@ -55,7 +63,7 @@ class CaptureState:
         self.watermark: Watermark | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
-        self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
+        self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
         self.progress = asyncio.Event()
         self.decode_threads = ThreadPoolExecutor(1, "decode", initializer=lower_thread_priority)
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store", initializer=lower_thread_priority)
@@ -91,7 +99,9 @@ class CaptureState:
 
     def send_to_store(self, blocks: list[Block]) -> None:
         """Queue sealed blocks for the store."""
+        now = time.monotonic()
         for block in blocks:
+            block.sealed_at = now
             self.stats.sealed_by[block.sealed_by] += 1
             self.waiting_bytes += block.bytes
             self.sealed.put_nowait(block)
@@ -110,7 +120,7 @@ class CaptureState:
         self.waiting_bytes -= sum(block.bytes for block in blocks)
         return blocks
 
-    async def stored_blocks(self) -> list[tuple[Block, EncodedBlock]]:
+    async def stored_blocks(self) -> list[StoredBlock]:
         """Wait for stored blocks; return all there are."""
         stored = [await self.stored.get()]
         while not self.stored.empty():

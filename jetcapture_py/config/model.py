@@ -10,41 +10,27 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.messages import problems, wrong
+from jetcapture_py.config.output import LimitsConfig as LimitsConfig
+from jetcapture_py.config.output import OnStoredConfig as OnStoredConfig
+from jetcapture_py.config.output import StoreConfig as StoreConfig
+from jetcapture_py.config.section import Section as Section
+from jetcapture_py.config.section import human
+from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.plugins import is_reference
 
 MANY_UNACKED = 100_000
 TOO_MANY_UNACKED = 300_000
 """Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
-
-
-def _human(text: str, description: str) -> Any:
-    """A setting whose default is written as in the file, and shown so in the schema."""
-    return Field(text, validate_default=True, description=description)
-
-
-class Section(BaseModel):
-    """A section of settings; immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-    keeps_null: ClassVar[frozenset[str]] = frozenset()
-    """Settings for which "no value" is not the same as "left out"."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _left_out(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        optional = cls.model_fields.keys() - cls.keeps_null
-        return {name: value for name, value in data.items() if value is not None or name not in optional}
 
 
 class TlsConfig(Section):
@@ -139,7 +125,7 @@ class SourceConfig(Section):
         default="instant",
         description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
     )
-    ack_wait: types.DurationOfSeconds = _human(
+    ack_wait: types.DurationOfSeconds = human(
         "2m",
         "How long the server waits before it redelivers a message; may be shorter than a block's age.",
     )
@@ -214,40 +200,16 @@ class DecodeConfig(Section):
 class BlockConfig(Section):
     """When a block ends, and what its object looks like."""
 
-    interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
+    interval: types.Interval = human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
         description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
-    max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
+    max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
     format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
     compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
         default="zstd", description="Compression of the columns."
-    )
-
-
-class StoreConfig(Section):
-    """Where objects are stored."""
-
-    url: types.StoreUrl = Field(
-        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
-    )
-    options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
-    )
-    concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
-    retry_for: types.RetryFor = _human(
-        "forever", "How long a failing store is retried before the process exits with an error."
-    )
-
-
-class LimitsConfig(Section):
-    """Limits of the process."""
-
-    memory: types.Memory = _human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
-    open_blocks: types.Count = Field(
-        default=1_000, description="Blocks open at the same time; above this the largest are sealed."
     )
 
 
@@ -286,12 +248,32 @@ class Config(Section):
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
+    on_stored: OnStoredConfig = Field(
+        default_factory=OnStoredConfig, description="Who learns of stored objects, after the acknowledgement."
+    )
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the process.")
     http: HttpConfig | None = Field(
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
+    drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
+
+    @model_validator(mode="after")
+    def _no_loop(self) -> Self:
+        subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
+        for pattern in self.source.filter_subjects if subject else ():
+            if matches(pattern, subject):
+                raise wrong(
+                    "on_stored.subject",
+                    f"{subject} is captured itself ({pattern}), so that every object would cause another",
+                )
+        return self
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether it names an object of the user's, which may import anything."""
+        named = (self.decode.format, self.key, self.store.type or "", self.on_stored.call or "")
+        return any(map(is_reference, named))
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""

@@ -81,6 +81,8 @@ class Metrics(Collector):
         yield _counter("acks_unconfirmed", "Unconfirmed ack attempts", stats.unconfirmed_acks)
         lost = "Messages in flight when the connection was lost; the server redelivers them"
         yield _counter("messages_lost_in_flight", lost, source.lost)
+        failures = {kind: stats.on_stored_failures[kind] for kind in ("subject", "call")}
+        yield _counters("on_stored_failures", "Stored objects not announced, by receiver", "receiver", failures)
         yield _counter("reconnects", "Reconnects to NATS", source.reconnects)
 
     def _storing(self) -> Iterator[Metric]:
