@@ -63,7 +63,11 @@ class FileSink(Protocol):
     """
 
     failed: bool
-    closed: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        ...
 
     def write(self, data: Any) -> int:
         """Append bytes."""

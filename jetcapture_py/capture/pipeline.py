@@ -100,7 +100,7 @@ class Capture:
             blocks = await state.sealed_blocks()
             objects = await self.encoding.encode(blocks)
             async for index, location in put_all(state, objects):
-                state.encoded_bytes -= objects[index].data.size
+                state.encoded_bytes -= objects[index].memory
                 state.stored.put_nowait(StoredBlock(blocks[index], objects[index], location))
             state.source.wake_pulls()
             state.seal_under_pressure()

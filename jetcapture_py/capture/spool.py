@@ -17,13 +17,16 @@ import tempfile
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.capture.memory import lower_thread_priority
 
 _PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
 _ABANDONED = 3600.0
@@ -40,8 +43,9 @@ class Spool:
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self._names = count()
-        self._lock = threading.Lock()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
         self._rows = self._objects = 0
+        self.threads = ThreadPoolExecutor(1, "spool", initializer=lower_thread_priority)
         self._directory: Path | None = None
         self._held: IO[bytes] | None = None
 
@@ -55,8 +59,15 @@ class Spool:
         kept = self._rows + size if spare else 0
         return self.bytes + size + kept <= self.size
 
+    def open(self) -> None:
+        """Make this process's directory, and remove those of dead processes."""
+        self._opened()
+
     def write(self, batch: pa.RecordBatch, *, spare: bool = True) -> tuple[pa.RecordBatch, SpoolFile]:
-        """Write rows; return the same rows, mapped, and their file. The ack subjects stay in memory."""
+        """Write rows; return the same rows, mapped, and their file.
+
+        The ack subjects stay in memory: they are needed all the time, where nobody may wait for a disk.
+        """
         position = batch.schema.get_field_index(REPLY)
         stored = batch.remove_column(position)
         size = int(stored.nbytes)
@@ -76,7 +87,8 @@ class Spool:
         finally:
             if file is None:
                 self._forget(path, size)
-        return mapped.add_column(position, batch.schema.field(position), batch.column(position)), file
+        replies = batch.column(position).take(pa.array(np.arange(len(batch))))  # a copy, that holds nothing else
+        return mapped.add_column(position, batch.schema.field(position), replies), file
 
     def sink(self) -> SpoolSink:
         """A new file for an object."""
@@ -84,6 +96,7 @@ class Spool:
 
     def close(self) -> None:
         """Remove the directory."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
@@ -125,15 +138,16 @@ class Spool:
 
     def _opened(self) -> Path:
         """This process's directory; made at the first use."""
-        if self._directory is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            _sweep(self.path)
-            new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
-            self._held = (new / _LOCK).open("wb")
-            with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
-                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._directory = new.rename(self.path / new.name.removeprefix("."))
-        return self._directory
+        with self._opening:
+            if self._directory is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                _sweep(self.path)
+                new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
+                self._held = (new / _LOCK).open("wb")
+                with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+                    fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._directory = new.rename(self.path / new.name.removeprefix("."))
+            return self._directory
 
 
 class SpoolFile:
@@ -144,10 +158,11 @@ class SpoolFile:
         self._spool: Spool | None = spool
 
     def release(self) -> None:
-        """Remove it; rows that are still in use stay readable."""
+        """Have it removed; rows that are still in use stay readable."""
         spool, self._spool = self._spool, None
         if spool is not None:
-            spool.forget(self)
+            with contextlib.suppress(RuntimeError):  # the spool is closed
+                spool.threads.submit(spool.forget, self)
 
 
 class SpoolSink:

@@ -20,6 +20,7 @@ from jetcapture_py.config import yaml_text
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.output import LimitsConfig as LimitsConfig
 from jetcapture_py.config.output import OnStoredConfig as OnStoredConfig
+from jetcapture_py.config.output import SpoolConfig as SpoolConfig
 from jetcapture_py.config.output import StoreConfig as StoreConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human

@@ -40,10 +40,22 @@ class OnStoredConfig(Section):
     )
 
 
+class SpoolConfig(Section):
+    """Room on local disk for open blocks. It is empty at every start."""
+
+    path: types.FilePath = Field(description="Directory on a local disk; every process has one of its own in it.")
+    size: types.Size = Field(
+        description="Size of all files in it together; half of it is for rows, the rest for the objects made of them."
+    )
+
+
 class LimitsConfig(Section):
     """Limits of the process."""
 
     memory: types.Memory = human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
     open_blocks: types.Count = Field(
         default=1_000, description="Blocks open at the same time; above this the largest are sealed."
+    )
+    spool: SpoolConfig | None = Field(
+        default=None, description="Rows that exceed the memory are moved here, before blocks are sealed for it."
     )
