@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
+from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.sparse import Known
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
@@ -14,6 +14,8 @@ from jetcapture_py.capture.blocks import Block
 from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.shares import ENCODING_COPIES, RELEASE_SHARE
+
+_Work = tuple[BlockId, str, Sequence[pa.RecordBatch], Known | None]
 
 
 class Encoding:
@@ -53,7 +55,7 @@ class Encoding:
     def _columns_of(self, block: Block) -> Known | None:
         return None if block.id.quarantine else self._known
 
-    def _encode(self, work: list[tuple[bool, tuple[Any, ...]]]) -> list[EncodedBlock]:
+    def _encode(self, work: Sequence[tuple[bool, _Work]]) -> list[EncodedBlock]:
         try:
             return [
                 self._encode_to_file(each) if spooled else self.encoder.encode_or_salvage(*each)
@@ -62,7 +64,7 @@ class Encoding:
         finally:
             self._resident.release_unused()
 
-    def _encode_to_file(self, work: tuple[Any, ...]) -> EncodedBlock:
+    def _encode_to_file(self, work: _Work) -> EncodedBlock:
         """Make the object of spooled rows in the spool as well; in memory, where that fails."""
         spooling = self._state.spooling
         try:

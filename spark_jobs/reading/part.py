@@ -1,4 +1,4 @@
-"""Which part of an archive is asked for: the arguments `start`, `end` and `keys` of Python functions, checked."""
+"""Validate the arguments `start`, `end` and `keys` that select a part of an archive."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jetcapture_py.config.units import parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 
 Moment = datetime | date | str
-"""A datetime with a time zone, a date, or text: as `jetcapture_py.config.units.parse_time` reads it."""
+"""A datetime with a time zone, a date, or text; see `jetcapture_py.config.units.parse_time`."""
 Keys = Iterable[str | None] | str
-"""Keys, or one of them; None among them stands for messages without a key."""
+"""One key or several; None is for messages without a key."""
 
 
 class Part(NamedTuple):
-    """From `start` on, before `end`, of these `keys`; None for no bound, and for all keys."""
+    """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit."""
 
     start: datetime | None
     end: datetime | None
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
     @classmethod
     def of(cls, start: Moment | None, end: Moment | None, keys: Keys | None) -> Part:
-        """The part that these mean. Raises JetcaptureError, one line, when that is unclear."""
+        """Validate the arguments. Raises JetcaptureError."""
         return cls(_moment("start", start), _moment("end", end), _keys(keys))
 
 

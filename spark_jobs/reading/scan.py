@@ -45,6 +45,11 @@ TRUSTED = timedelta(seconds=10)
 """Age of a plan from which a scan of a list counts its objects."""
 
 _FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
+_BLOCK = "_nats_block"
+_LEAST_SHIFT = 6
+"""A block of sequences has at least 64 of them, as a power of two."""
+_BLOCKS = 65_536
+"""Rows of a table of ranges; more blocks than these become longer blocks."""
 _COUNTED_BY_A_TASK = 4096
 """Local objects whose status one task looks up, in some hundredths of a second."""
 _STATUS = "path string, modificationTime timestamp, length long, content binary"
@@ -72,17 +77,19 @@ class Scans:
         return frame if parts is None else _within(frame, parts)
 
     @cached_property
-    def _listed(self) -> bool:
-        """Whether Spark lists directories, because it cannot be given a list of files."""
-        # in the path of such a stream, a list of files would show one more partition column
+    def _list(self) -> DataFrame | None:
+        """The plan's objects as Spark's list of files, for the count. None where Spark cannot be given such a list."""
+        # in the path of a stream with "=", a list of files would show one more partition column
         if is_remote() or "=" in self.directory:
-            return True
+            return None
         try:
-            with self._log(self.names[:1]) as url:
-                frame: Any = self._reader().schema(_STATUS).format("binaryFile").load(url)
-            return len(frame._jdf.inputFiles()) != 1  # Spark was configured to ignore such logs
+            with self._log(self.names) as url:
+                found = self._status_reader.load(url)
+            taken: Any = found
+            # fewer or more if Spark is configured to ignore such logs
+            return found if len(taken._jdf.inputFiles()) == len(self.names) else None
         except Exception:  # or to read them in a way that fails here; py4j raises errors of its own
-            return True
+            return None
 
     @cached_property
     def _complete(self) -> Column:
@@ -91,29 +98,32 @@ class Scans:
         It is about partition columns, so Spark evaluates it before it reads, and not for every row.
         """
         planned = datetime.now(UTC)
-        reader = self._reader(ignoreMissingFiles="true", recursiveFileLookup="true")
-        found = self._load(reader.format("binaryFile").schema(_STATUS), self.names)
+        listed = self._list
+        found = self._load_directories(self._status_reader, self.names) if listed is None else listed
         if isinstance(self.place.fs, LocalFileSystem):
             found = found.coalesce(1 + len(self.names) // _COUNTED_BY_A_TASK)
-        paths = [name.path[len(self.directory) + 1 :] for name in self.names]
+        paths = [path[len(self.directory) + 1 :] for path in self._paths]
         total = sum(crc32(path.encode()) for path in paths)
         found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
-        count = sf.count(sf.lit(1))
-        unchanged = (count == len(paths)) & (sf.sum("crc") == total)
+        present = sf.count(sf.lit(1))
+        unchanged = (present == len(paths)) & (sf.sum("crc") == total)
         changed = sf.concat(
             sf.lit(f"{self.place.shown} has changed: this was planned from {len(paths)} objects, of which it finds "),
-            count.cast("string"),
+            present.cast("string"),
             sf.lit("; the others were compacted or removed since: read it again"),
         )
         complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
-        if not self._listed:
+        if listed is not None:
             return (sf.current_timestamp() < sf.lit(planned + TRUSTED)) | complete
         return complete if self.names[0].quarantine else complete & _has_key(self.names)
 
     def _load(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
-        if not self._listed:
-            with self._log(names) as url:
-                return reader.load(url)
+        if self._list is None:
+            return self._load_directories(reader, names)
+        with self._log(names) as url:
+            return reader.load(url)
+
+    def _load_directories(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
         planned = pattern(name.digest for name in names)
         reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.directory))
         with self.place.explained():
@@ -125,20 +135,34 @@ class Scans:
     @contextmanager
     def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
         """Make a directory that Spark takes for the output of a streaming query that wrote these objects."""
-        as_uri = cache(_as_uri)
         with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
             log = Path(output, "_spark_metadata")
             log.mkdir()
-            lines = ["v1"]
-            for path in (name.path for name in names):
-                directory, _, file = path.rpartition("/")
-                lines.append(
-                    f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
-                    f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
-                    '"blockSize":134217728,"action":"add"}'
-                )
-            Path(log, "0").write_text("\n".join(lines))
+            Path(log, "0").write_text("\n".join(["v1", *(self._entries[name] for name in names)]))
             yield f"file://{output}"
+
+    @cached_property
+    def _entries(self) -> Mapping[ObjectName, str]:
+        """The line of each of the plan's objects in such a log."""
+        as_uri = cache(_as_uri)
+        entries = {}
+        for name, path in zip(self.names, self._paths, strict=True):
+            directory, _, file = path.rpartition("/")
+            entries[name] = (
+                f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
+                f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
+                '"blockSize":134217728,"action":"add"}'
+            )
+        return entries
+
+    @cached_property
+    def _paths(self) -> Sequence[str]:
+        return [name.path for name in self.names]
+
+    @property
+    def _status_reader(self) -> DataFrameReader:
+        reader = self._reader(ignoreMissingFiles="true", recursiveFileLookup="true")
+        return reader.format("binaryFile").schema(_STATUS)
 
     def _reader(self, **options: str) -> DataFrameReader:
         return self.spark.read.options(**self.place.settings, **options).option("__globPaths__", "false")
@@ -210,11 +234,25 @@ def _alternatives(texts: list[str]) -> str:
 
 
 def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
-    """The rows of `frame` that are of the part of their object that is to be read. As a join with a table of the parts:
-    looking them up takes as long among many as among a few, where a filter that lists them takes longer with each."""
-    rows = [(name.path.rpartition("/")[2], first, last) for name, ranges in parts.items() for first, last in ranges]
-    columns = dict(zip((_RANGES_FILE, _FIRST, _LAST), map(list, zip(*rows, strict=True)), strict=True))
-    ranges = frame.sparkSession.createDataFrame(pa.table(columns))
+    """Keep the rows of each object that lie in its ranges, by a join with a table of the ranges.
+
+    A filter that lists ranges takes longer with each of them. The join's key is a block of sequences, because Spark
+    looks up a number faster than a name; few ranges share a block, so few names are compared.
+    """
+    ranges = [(name.path.rpartition("/")[2], first, last) for name, each in parts.items() for first, last in each]
+    most, shift = max(_BLOCKS, 2 * len(ranges)), _LEAST_SHIFT
+    while sum((last >> shift) - (first >> shift) + 1 for _, first, last in ranges) > most:
+        shift += 1
+    rows = [
+        (block, name, first, last)
+        for name, first, last in ranges
+        for block in range(first >> shift, (last >> shift) + 1)
+    ]
+    columns = dict(zip((_BLOCK, _RANGES_FILE, _FIRST, _LAST), map(list, zip(*rows, strict=True)), strict=True))
+    table = frame.sparkSession.createDataFrame(pa.table(columns))
     located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
-    inside = sf.expr(f"{_FILE} = {_RANGES_FILE} AND {layout.SEQ} BETWEEN {_FIRST} AND {_LAST}")
-    return located.join(sf.broadcast(ranges), inside, "left_semi").drop(_FILE)
+    inside = sf.expr(
+        f"shiftright({layout.SEQ}, {shift}) = {_BLOCK} AND {layout.SEQ} BETWEEN {_FIRST} AND {_LAST} "
+        f"AND startswith({_FILE}, {_RANGES_FILE})"  # an equality would become part of the key
+    )
+    return located.join(sf.broadcast(table), inside, "left_semi").drop(_FILE)
