@@ -112,7 +112,7 @@ class Announcer:
             except ValueError as error:
                 raise ConfigError(f"on_stored.call: {error}") from error
         if call is not None:
-            self._receivers["call"] = _Receiver(CallThread(call, TIMEOUT).run)
+            self._receivers["call"] = _Receiver(_called(call))
 
     async def check(self) -> None:
         """Refuse a subject whose messages the capture itself would receive. Raises ConfigError."""
@@ -218,6 +218,11 @@ class _Receiver:
             return False
         self.offered += 1
         return True
+
+
+def _called(call: OnStored) -> Callable[[StoredObject], Awaitable[None]]:
+    thread = CallThread(TIMEOUT)
+    return lambda stored: thread.run(lambda: call(stored, stored.location))
 
 
 def _subject(config: OnStoredConfig, stream: str) -> str:

@@ -9,27 +9,25 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jetcapture_py.errors import JetcaptureError
 
-if TYPE_CHECKING:
-    from jetcapture_py.capture.announcing import StoredObject
-
-Work = tuple["StoredObject", Callable[[BaseException | None], None]]
+Call = Callable[[], object]
+Done = Callable[[BaseException | None], None]
 
 
 class CallThread:
-    """Calls `call`, which may be a coroutine function, for one object at a time."""
+    """Makes one call at a time. What it returns may be awaitable, and is awaited for at most `timeout` seconds."""
 
-    def __init__(self, call: Callable[[StoredObject, str], object], timeout: float) -> None:
-        self._call, self._timeout = call, timeout
-        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._work: queue.SimpleQueue[tuple[Call, Done]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since: float | None = None
 
-    async def run(self, stored: StoredObject) -> None:
-        """Call and wait. Raises what the function raises, or JetcaptureError while an earlier call has not returned."""
+    async def run(self, call: Call) -> None:
+        """Call and wait. Raises what the call raises, or JetcaptureError while an earlier call has not returned."""
         if self._since is not None:
             waited = time.monotonic() - self._since
             raise JetcaptureError(f"an earlier call has not returned for {waited:.0f} s")
@@ -48,7 +46,7 @@ class CallThread:
                 loop.call_soon_threadsafe(finish, error)
 
         self._since = time.monotonic()
-        self._work.put((stored, done))
+        self._work.put((call, done))
         error = await returned
         if error is not None:
             raise error if isinstance(error, Exception) else JetcaptureError(f"it raised {type(error).__name__}")
@@ -56,10 +54,10 @@ class CallThread:
     def _work_off(self) -> None:
         with asyncio.Runner() as runner:
             while True:
-                stored, done = self._work.get()
+                call, done = self._work.get()
                 error: BaseException | None = None
                 try:
-                    result = self._call(stored, stored.location)
+                    result = call()
                     if inspect.isawaitable(result):
                         runner.run(self._awaited(result))
                 except BaseException as raised:  # also sys.exit, which must not end the thread

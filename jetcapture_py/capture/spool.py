@@ -33,6 +33,10 @@ _ABANDONED = 3600.0
 """Age in seconds after which a directory that was never finished belongs to a dead process."""
 
 
+class UsedUpError(OSError):
+    """The files have as many bytes as they may have: no fault, and there will be room again."""
+
+
 class Spool:
     """Files of at most `size` bytes together, in `path`. Its methods raise OSError, and may be called in any thread.
 
@@ -73,7 +77,7 @@ class Spool:
         size = int(stored.nbytes)
         with self._lock:
             if not self.has_room(size, spare=spare):
-                raise OSError(errno.ENOSPC, "limits.spool.size is used up")
+                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
             self._check_disk(2 * size + self._rows)
             self._rows += size
         path, file = None, None
@@ -108,7 +112,7 @@ class Spool:
         """Account for bytes of an object that are about to be written."""
         with self._lock:
             if self.bytes + size > self.size:
-                raise OSError(errno.ENOSPC, "limits.spool.size is used up")
+                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
             self._objects += size
 
     def freed(self, size: int) -> None:

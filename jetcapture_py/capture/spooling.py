@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from jetcapture_py.capture.blocks import Blocks
 from jetcapture_py.capture.chunks import Chunk, concat
-from jetcapture_py.capture.spool import Spool, SpoolFile
+from jetcapture_py.capture.spool import Spool, SpoolFile, UsedUpError
 from jetcapture_py.config.shares import SPOOL_SHARE, SPOOL_TARGET_SHARE
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
@@ -75,6 +75,8 @@ class Spooling:
 
     def failed(self, error: Exception) -> None:
         """The spool cannot be written to just now. May be called in any thread."""
+        if isinstance(error, UsedUpError):
+            return
         self.failures += 1
         self._retry_at = time.monotonic() + RETRY
         if times := self._limit.due(time.monotonic()):
