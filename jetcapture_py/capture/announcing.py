@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -127,12 +128,12 @@ class Announcer:
             raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
         event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
 
-    def announce(self, blocks: Iterable[StoredBlock], now: float) -> None:
+    def announce(self, blocks: Iterable[StoredBlock]) -> None:
         """Queue stored and acknowledged blocks; returns immediately."""
         if not self._receivers:
             return
         for each in blocks:
-            encoded, seconds = each.encoded, now - each.block.sealed_at
+            encoded, seconds = each.encoded, time.monotonic() - each.block.sealed_at
             stored = StoredObject(
                 name=encoded.name,
                 location=each.location,

@@ -7,7 +7,6 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
@@ -102,6 +101,7 @@ class Capture:
             async for index, location in put_all(state, objects):
                 state.encoded_bytes -= objects[index].memory
                 state.stored.put_nowait(StoredBlock(blocks[index], objects[index], location))
+            del blocks, objects
             state.source.wake_pulls()
             state.seal_under_pressure()
 
@@ -114,8 +114,9 @@ class Capture:
             for each in stored:
                 state.blocks.forget(each.block)
             count_stored(state, stored, confirmed=confirmed)
-            self.announcer.announce(stored, time.monotonic())
+            self.announcer.announce(stored)
             state.progress.set()
+            del stored, each  # their objects may be large, and the next ones late
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.
