@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from jetcapture_py.capture.blocks import Blocks
 from jetcapture_py.capture.chunks import Chunk, concat
+from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.spool import Spool, SpoolFile, UsedUpError
-from jetcapture_py.config.shares import SPOOL_SHARE, SPOOL_TARGET_SHARE
+from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
 
@@ -37,6 +38,7 @@ class Spooling:
         self.active = False
         self.failures = 0
         self._blocks, self._memory = blocks, memory
+        self._resident = Resident(memory // RELEASE_SHARE)
         self._target = 0
         self._wake = asyncio.Event()
         self._retry_at = 0.0
@@ -97,13 +99,13 @@ class Spooling:
             chunk.rewrite()
             return
         kept, slices = chunk.kept()
-        work = self.spool.threads.submit(_write, self.spool, slices, spare=chunk.file is None)
+        work = self.spool.threads.submit(self._write, slices, spare=chunk.file is None)
         rows, file = await asyncio.wrap_future(work)
         if chunk.live:
             chunk.move(rows, kept, file)
         else:
             file.release()
 
-
-def _write(spool: Spool, slices: Sequence[pa.RecordBatch], *, spare: bool) -> tuple[pa.RecordBatch, SpoolFile]:
-    return spool.write(slices[0] if len(slices) == 1 else concat(slices), spare=spare)
+    def _write(self, slices: Sequence[pa.RecordBatch], *, spare: bool) -> tuple[pa.RecordBatch, SpoolFile]:
+        self._resident.release_unused()  # what was spooled before
+        return self.spool.write(slices[0] if len(slices) == 1 else concat(slices), spare=spare)
