@@ -40,12 +40,13 @@ class UsedUpError(OSError):
 class Spool:
     """Files of at most `size` bytes together, in `path`. Its methods raise OSError, and may be called in any thread.
 
-    What is spooled becomes an object in the end, which may take the same room again, so half of it is kept free for
-    that, and as much of the disk.
+    What is spooled becomes an object in the end, with up to `resident` bytes of rows that stay in memory. That may take
+    the same room again, so it is kept free for that, here and on the disk.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, resident: int = 0) -> None:
         self.path, self.size = path, size
+        self._resident = resident
         self._names = count()
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._rows = self._objects = 0
@@ -60,7 +61,7 @@ class Spool:
 
     def has_room(self, size: int, *, spare: bool = True) -> bool:
         """Whether rows of `size` bytes may be written, and, unless not `spare`, the object that is made of them."""
-        kept = self._rows + size if spare else 0
+        kept = self._rows + size + self._resident if spare else 0
         return self.bytes + size + kept <= self.size
 
     def open(self) -> None:
@@ -78,7 +79,7 @@ class Spool:
         with self._lock:
             if not self.has_room(size, spare=spare):
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
-            self._check_disk(2 * size + self._rows)
+            self._check_disk(2 * size + self._rows + self._resident)
             self._rows += size
         path, file = None, None
         try:

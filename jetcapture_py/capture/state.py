@@ -53,7 +53,10 @@ class CaptureState:
         spool = config.limits.spool
         largest = block.max_bytes if spool else min(block.max_bytes, memory // shares.BLOCK_SHARE)
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
-        self.spooling = Spooling(self.blocks, Spool(spool.path, spool.size), memory) if spool else None
+        self.spooling: Spooling | None = None
+        if spool:
+            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE)
+            self.spooling = Spooling(self.blocks, files, memory)
         self.source = PullSource(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
         )

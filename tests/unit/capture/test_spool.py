@@ -82,6 +82,13 @@ def test_the_files_never_exceed_the_size_and_leave_room_for_the_objects(tmp_path
     spool.close()
 
 
+def test_room_is_kept_for_rows_in_memory_that_join_the_object(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 5 * SIZE, resident=3 * SIZE)
+    spool.write(ROWS)
+    assert not spool.has_room(1)
+    spool.close()
+
+
 def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10 * SIZE)
     sink = spool.sink()
