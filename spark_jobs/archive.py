@@ -47,6 +47,8 @@ def read_archive(
     *,
     start: Moment | None = None,
     end: Moment | None = None,
+    event_start: Moment | None = None,
+    event_end: Moment | None = None,
     keys: Keys | None = None,
     columns: Columns | None = None,
     dedupe: Dedupe = "auto",
@@ -56,9 +58,11 @@ def read_archive(
 ) -> DataFrame:
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
-    `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
-    which objects are opened at all: a datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by
-    default in UTC.
+    `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, `event_start` and `event_end` by the
+    time that buckets are made of: `_nats_time`, or `_nats_timestamp` where an object has no such column. Each is a
+    datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by default in UTC. The buckets in the
+    names say which objects are opened at all; for `start` and `end`, where buckets are made of another time
+    (`block.time`), the footers do, of all objects that `event_start` and `event_end` allow.
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
@@ -77,23 +81,37 @@ def read_archive(
         raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    part = Part.of(start, end, keys)
+    part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
     own = ArrowEngine(url=url, options=options, start=part.start, end=part.end)
     archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
+    needed = _with_time(columns) if part.by_event else columns
     for attempt in range(_ATTEMPTS):
         try:
-            frame = _plan(archive, part.start, part.end, part.keys, columns, dedupe)
+            frame = _plan(archive, part, needed, dedupe)
             break
         except VanishedError:
             if attempt + 1 == _ATTEMPTS:
                 raise
-    if part.start is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(part.start))
-    if part.end is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) < sf.lit(part.end))
+    frame = _between(frame, sf.col(layout.TIMESTAMP), part.start, part.end)
+    if part.by_event:
+        own = [sf.col(layout.TIME)] if layout.TIME in frame.columns else []
+        frame = _between(frame, sf.coalesce(*own, sf.col(layout.TIMESTAMP)), part.event_start, part.event_end)
     return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
+
+
+def _with_time(columns: Columns | None) -> Columns | None:
+    """Return the columns to read for a condition on the messages' time."""
+    if callable(columns):
+        return lambda name: name == layout.TIME or columns(name)
+    return None if columns is None else [*columns, layout.TIME]
+
+
+def _between(frame: DataFrame, time: Column, start: datetime | None, end: datetime | None) -> DataFrame:
+    if start is not None:
+        frame = frame.where(time >= sf.lit(start))
+    return frame if end is None else frame.where(time < sf.lit(end))
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
@@ -113,17 +131,10 @@ def _plain_name(stream: str) -> str:
     return f"_{name}" if name[0].isdigit() else name
 
 
-def _plan(
-    archive: Archive,
-    start: datetime | None,
-    end: datetime | None,
-    keys: Iterable[str | None] | None,
-    columns: Columns | None,
-    dedupe: Dedupe,
-) -> DataFrame:
+def _plan(archive: Archive, part: Part, columns: Columns | None, dedupe: Dedupe) -> DataFrame:
     """Return the objects that may match, as of now. Raises VanishedError when they have just changed."""
-    listing = archive.listing(keys)
-    chosen = [name for name in listing.objects if _may_hold(name, start, end)]
+    listing = archive.listing(part.keys)
+    chosen = _chosen(archive, listing, part)
     if chosen:
         return _read(archive, listing, chosen, columns, dedupe)
     if not listing.objects:
@@ -134,7 +145,23 @@ def _plan(
     return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
 
 
-def _may_hold(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
+def _chosen(archive: Archive, listing: Listing, part: Part) -> list[ObjectName]:
+    """Return the objects that may hold messages of the part: by their buckets, or else by their footers."""
+    found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
+    if part.start is None and part.end is None:
+        return found
+    chosen = [name for name in found if not name.event_time and _reaches(name, part.start, part.end)]
+    others = [name for name in found if name.event_time]
+    for name, times in zip(others, archive.timestamps(others, listing), strict=True):
+        if times is None or (
+            (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
+        ):
+            chosen.append(name)
+    return chosen
+
+
+def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
+    """Whether the object's bucket may reach into this time."""
     if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
         return False
     return end is None or name.bucket < end.timestamp()

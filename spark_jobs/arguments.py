@@ -197,6 +197,16 @@ class ArchiveArguments(PartArguments):
 class QueryArguments(ArchiveArguments):
     """How Spark SQL reads the archive."""
 
+    event_start: Annotated[
+        datetime | None,
+        Option("--event-from", metavar="TIME", help="As --from, by the time that block.time names."),
+        Parsed(parse_time),
+    ] = None
+    event_end: Annotated[
+        datetime | None,
+        Option("--event-to", metavar="TIME", help="As --to, by the time that block.time names."),
+        Parsed(parse_time),
+    ] = None
     engine: Annotated[
         Literal["spark", "arrow"],
         Option(help="arrow: where Spark has no file system for the URL."),

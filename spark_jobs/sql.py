@@ -25,6 +25,8 @@ def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
     common = {
         "start": chosen.start,
         "end": end,
+        "event_start": chosen.event_start,
+        "event_end": chosen.event_end,
         "dedupe": chosen.dedupe,
         "options": chosen.options,
         "engine": chosen.engine,

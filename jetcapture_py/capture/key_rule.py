@@ -92,6 +92,9 @@ def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
     interval = stored.get("interval", "")
     if interval.isdecimal() and int(interval) != now.interval:
         found |= {"interval_before": format_duration(int(interval)), "interval": format_duration(now.interval)}
+    time = stored.get("time", layout.STREAM_TIME)
+    if stored and "quarantine" not in stored and time != now.time:
+        found |= {"time_before": time, "time": now.time}
     return found
 
 
@@ -105,6 +108,6 @@ def _last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
         return None
     path = mark.last_object[0]
     name = layout.parse_path(path)
-    if name is None or name.stream != stream:
+    if name is None or name.stream != stream or not name.parquet:
         return None
     return path, footer.read(lambda size: store.read_end(path, size))

@@ -43,7 +43,7 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
     found = state.observer.watermark(state.source.state, state.source.stream_created)
     if found is None:
         return
-    found = replace(found, last_object=state.last_object)
+    found = replace(found, last_object=state.last_object, bucket_time=state.config.block.time)
     try:
         state.watermark = await state.in_thread(
             state.store_threads, _move_watermark, store, found, state.source.state, idle

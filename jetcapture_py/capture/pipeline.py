@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
 from jetcapture_py.capture.counting import count_prepared, count_stored
@@ -30,7 +31,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 
 
 class Capture:
-    """One replica. `decoder`, `key` and `store` replace what the configuration names.
+    """One replica. `decoder`, `key`, `store` and `writer` replace what the configuration names.
 
     `on_stored(block, location)` is awaited after a block is stored and before its messages are acknowledged. `state`
     is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
@@ -43,11 +44,12 @@ class Capture:
         decoder: Decoder | None = None,
         key: KeyFunction | None = None,
         store: Store | None = None,
+        writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
     ) -> None:
         self.state = CaptureState(config, store or open_store(config.store.url, config.store.options))
         self.decoding = Decoding(self.state, parts.preparer(config, decoder, key))
-        self.encoding = Encoding(self.state, parts.encoder(config, decoder, key))
+        self.encoding = Encoding(self.state, parts.encoder(config, decoder, key, writer))
         self.on_stored = on_stored
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:

@@ -199,7 +199,9 @@ class DecodeConfig(Section):
         description="Columns by name: a type, or a mapping with `type`, `path` and `unit`; empty means inferred.",
     )
     keep_payload: bool = Field(
-        default=True, description="Store the raw bytes of every message, which makes the archive lossless."
+        default=True,
+        description="Store the raw bytes of every message, which makes the archive lossless. Off by default with "
+        "`block.format` ndjson or csv.",
     )
 
     @model_validator(mode="after")
@@ -214,17 +216,50 @@ class DecodeConfig(Section):
 class BlockConfig(Section):
     """When a block ends, and what its object looks like."""
 
-    interval: types.Interval = _human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
+    interval: types.Interval = _human("15m", "Length of a bucket, in time of `block.time`; must divide a day evenly.")
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
         description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
     )
     max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
-    format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
-    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
-        default="zstd", description="Compression of the columns."
+    time: types.BlockTime = Field(
+        default="timestamp",
+        description="The time that a message's bucket is made of: `timestamp` (when the stream stored it), a decoded "
+        "field, or `header.NAME`.",
     )
+    time_unit: Literal["s", "ms", "us", "ns"] | None = Field(
+        default=None, description="What numbers count as a time of `block.time`; without it, a number is not a time."
+    )
+    time_fallback: Literal["timestamp"] | None = Field(
+        default=None,
+        description="`timestamp`: a message without a readable time takes the stream's timestamp; else it goes to the "
+        "quarantine.",
+    )
+    format: types.BlockFormat = Field(
+        default="parquet",
+        description="Format of the objects: `parquet`, `ndjson`, `csv`, or a writer: `package.module:object`.",
+    )
+    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
+        default_factory=lambda data: "gzip" if data.get("format") in types.TEXT_FORMATS else "zstd",
+        description="Compression of Parquet columns, by default zstd; of NDJSON and CSV as a whole: `none`, `gzip` (by "
+        "default) or `zstd`.",
+    )
+
+    @model_validator(mode="after")
+    def _compressed(self) -> Self:
+        if self.format in types.TEXT_FORMATS and self.compression not in types.TEXT_COMPRESSIONS:
+            raise wrong("compression", f"expected none, gzip or zstd with format {self.format}, got {self.compression}")
+        if self.format not in ("parquet", *types.TEXT_FORMATS) and "compression" in self.model_fields_set:
+            raise wrong("compression", f"only with a built-in format: {self.format} compresses its objects itself")
+        return self
+
+    @model_validator(mode="after")
+    def _time(self) -> Self:
+        for name in ("time_unit", "time_fallback"):
+            if self.time == "timestamp" and getattr(self, name) is not None:
+                raise wrong(name, "only with a block.time other than timestamp")
+        return self
 
 
 class StoreConfig(Section):
@@ -292,6 +327,23 @@ class Config(Section):
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
     drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_without_payloads(cls, data: object) -> object:
+        """Text formats keep no payloads unless told to."""
+        if not isinstance(data, dict):
+            return data
+        block, decode = data.get("block"), data.get("decode") or {}
+        text = isinstance(block, dict) and block.get("format") in types.TEXT_FORMATS
+        if not text or not isinstance(decode, dict) or decode.get("keep_payload") is not None:
+            return data
+        if decode.get("format", "raw") == "raw":
+            raise ValueError(
+                f"decode.keep_payload: required with decode.format raw and block.format {block['format']}, which would "
+                "keep nothing of a message"
+            )
+        return {**data, "decode": {**decode, "keep_payload": False}}
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""

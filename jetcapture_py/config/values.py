@@ -33,6 +33,7 @@ _NAME = re.compile(r"[^\s.*>/\\]{1,255}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _SCHEMES = ("nats", "tls", "ws", "wss")
 _FORMATS = ("raw", "json")
+TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
@@ -181,6 +182,26 @@ def _decode_format(value: str) -> str:
     return value
 
 
+def _block_format(value: str) -> str:
+    if value not in TEXT_FORMATS and value != "parquet" and not plugins.is_reference(value):
+        known = ("parquet", *TEXT_FORMATS)
+        hint = did_you_mean(value, known)
+        raise ValueError(f"expected parquet, ndjson, csv or package.module:object, got {quoted(value)}{hint}")
+    return value
+
+
+def _block_time(value: str) -> str:
+    from jetcapture_py.config.template import parse_template
+
+    try:
+        kinds = [part.kind for part in parse_template(f"{{{value}}}")]
+    except ValueError:
+        kinds = []
+    if kinds not in (["field"], ["header"]):
+        raise ValueError(f"expected timestamp, a decoded field such as created_at, or header.NAME, got {quoted(value)}")
+    return value
+
+
 def _checked(value: str, parse: Callable[[str], object]) -> str:
     """The text, after its own parser has agreed to it."""
     parse(value)
@@ -276,6 +297,10 @@ Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
 DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
 """raw, json, or a user's decoder."""
+BlockFormat = Annotated[str, AfterValidator(_block_format)]
+"""parquet, ndjson, csv, or a user's writer."""
+BlockTime = Annotated[str, AfterValidator(_block_time)]
+"""timestamp, a decoded field, or header.NAME."""
 Listen = Annotated[str, AfterValidator(_listen)]
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]

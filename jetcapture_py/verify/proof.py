@@ -16,9 +16,10 @@ from itertools import pairwise
 from threading import Event
 
 from jetcapture_py.archive import watermark
+from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.units import microseconds_of, moment_of
-from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
@@ -58,7 +59,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
         except SourceError as error:
             notes.append(f"the stream: {error}; only the archive itself was checked")
         scope = _Scope.of(known, mark)
-        found = await _survey(storage, config.source.stream, scope, progress, deep=deep)
+        found = await _survey(storage, config, scope, progress, deep=deep)
         missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         asked = (
             await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
@@ -69,10 +70,10 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
 
 
 async def _survey(
-    storage: ObjectStorage, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool
+    storage: ObjectStorage, config: Config, scope: _Scope, progress: Progress | None, *, deep: bool
 ) -> ArchiveScan:
     """Look at the archive in a thread, which ends soon after we are cancelled."""
-    cancelled = Event()
+    cancelled, stream, writer = Event(), config.source.stream, _user_writer(config)
 
     def step(stage: str, done: int, total: int) -> None:
         if cancelled.is_set():
@@ -81,10 +82,21 @@ async def _survey(
             progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, storage, stream, scope.life, scope.top, deep=deep, progress=step)
+        return await asyncio.to_thread(
+            survey, storage, stream, scope.life, scope.top, deep=deep, progress=step, writer=writer
+        )
     except asyncio.CancelledError:
         cancelled.set()
         raise
+
+
+def _user_writer(config: Config) -> UserWriter | None:
+    """The user's writer that the configuration names. Raises ConfigError."""
+    try:
+        writer = make_writer(config.block.format, config.block.compression)
+    except ValueError as error:
+        raise ConfigError(f"block.format: {error}") from error
+    return writer if isinstance(writer, UserWriter) else None
 
 
 def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
@@ -303,6 +315,8 @@ def _unchecked(
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
+    if found.by_name:
+        yield f"{found.by_name:,} objects whose writer cannot read them: they hold what their names say, or nothing"
     if found.copies.unread:
         yield f"{found.copies.unread:,} objects that may hold copies: they could not be reread"
     if found.older:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import MAGIC, bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
@@ -149,6 +151,28 @@ class Archive:
 
     def schemas(self, names: Sequence[ObjectName], listing: Listing) -> tuple[list[pa.Schema], list[int]]:
         """The distinct schemas of the objects, from their footers, and the index of each object's among them."""
+        reader = SchemaReader()
+        numbers = []
+        for name, data in zip(names, self._footers(names, listing), strict=True):
+            try:
+                numbers.append(reader.number(data))
+            except pa.ArrowException as error:
+                raise self._unreadable(name, error) from error
+        return reader.schemas, numbers
+
+    def timestamps(self, names: Sequence[ObjectName], listing: Listing) -> list[tuple[datetime, datetime] | None]:
+        """The first and the last `_nats_timestamp` of each object, from its footer; None where that does not say."""
+        found = []
+        for name, data in zip(names, self._footers(names, listing), strict=True):
+            try:
+                file = b"".join((MAGIC, data, len(data).to_bytes(4, "little"), MAGIC))
+                found.append(bounds(pq.read_metadata(pa.BufferReader(file)), layout.TIMESTAMP))
+            except pa.ArrowException as error:
+                raise self._unreadable(name, error) from error
+        return found
+
+    def _footers(self, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
+        """The footers of the objects."""
 
         def footer(name: ObjectName) -> bytes:
             path = f"{self.root}/{name.path}"
@@ -170,14 +194,7 @@ class Archive:
                     raise
                 raise self._rewritten(name) from None
 
-        reader = SchemaReader()
-        numbers = []
-        for name, data in zip(names, self._each(names, footer), strict=True):
-            try:
-                numbers.append(reader.number(data))
-            except pa.ArrowException as error:
-                raise self._unreadable(name, error) from error
-        return reader.schemas, numbers
+        return self._each(names, footer)
 
     def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
         """Each object's sequences and timestamps."""

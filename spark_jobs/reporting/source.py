@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.footer import bounds, entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError, VanishedError
@@ -154,7 +154,7 @@ def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
 
 def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaData) -> Stored:
     said = entries(footer.metadata)
-    times, delivered = _bounds(footer, layout.TIMESTAMP), _bounds(footer, layout.DELIVERED)
+    times, delivered = bounds(footer, layout.TIMESTAMP), bounds(footer, layout.DELIVERED)
     return Stored(
         name=name,
         size=int(entry["size"]),
@@ -167,15 +167,3 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
         newest=None if times is None else (times[1] - _EPOCH) // timedelta(microseconds=1),
         redelivered=delivered is None or delivered[1] > 1,
     )
-
-
-def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a column; None without statistics in the footer."""
-    places = (index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
-    place = next(places, None)
-    if place is None:
-        return None
-    groups = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
-    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
-        return None
-    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)

@@ -19,7 +19,7 @@ from jetcapture_py.transform.decode.json_declared import JsonDecoder
 from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
 
-_TAKEN = {*layout.ENVELOPE, layout.ROW, REPLY, *layout.PARTITIONS}
+_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.PARTITIONS}
 """Column names reserved for the archive."""
 _OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
 """Decoders whose columns need no validation."""
