@@ -251,12 +251,14 @@ class LoginArguments:
     servers: Annotated[
         list[str], Option("--servers", metavar="URL", help="NATS server; repeatable. By default those of --config.")
     ] = field(default_factory=list)
+    context: Annotated[str | None, _login("context", "CONTEXT")] = None
     user: Annotated[str | None, _login("user", "USER")] = None
     password_file: Annotated[str | None, _login("password_file", "FILE")] = None
     token_file: Annotated[str | None, _login("token_file", "FILE")] = None
     creds: Annotated[str | None, _login("creds", "FILE")] = None
     nkey_seed_file: Annotated[str | None, _login("nkey_seed_file", "FILE")] = None
     domain: Annotated[str | None, _login("domain", "DOMAIN")] = None
+    api_prefix: Annotated[str | None, _login("api_prefix", "PREFIX")] = None
     inbox_prefix: Annotated[str | None, _login("inbox_prefix", "PREFIX")] = None
     tls: Annotated[bool, _login("tls")] = False
     tls_ca: Annotated[str | None, _login("tls_ca", "FILE")] = None
@@ -266,9 +268,11 @@ class LoginArguments:
 
 
 def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsConfig:
-    """Return the login that the arguments describe; without servers, that of --config. Raises ConfigError."""
+    """Return the login that the arguments describe; if they name no server, that of --config. Raises ConfigError."""
     values: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name not in (*SECRETS, "servers")}
     given: dict[str, str | None] = {name: _SWITCH.get(value, value) for name, value in values.items()}
+    if chosen.context is not None and not chosen.servers:
+        return nats_config(given)
     if not chosen.servers:
         others = [_flag(name) for name, value in given.items() if value is not None]
         if chosen.nats is None:
@@ -286,4 +290,4 @@ def _secrets(given: Mapping[str, str | None], env: Mapping[str, str]) -> dict[st
         return {} if given.get("password_file") is not None else {"password": env.get(SECRETS["password"])}
     if any(given.get(name) is not None for name in ("creds", "token_file", "nkey_seed_file")):
         return {}
-    return {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed")}
+    return {name: env.get(SECRETS[name]) or None for name in ("token", "nkey_seed", "user_jwt", "user_seed")}

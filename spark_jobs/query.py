@@ -45,8 +45,8 @@ _MEASURED = 1000
 class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
     """SQL over an archive, as the view `archive`; messages that could not be decoded are the view `quarantine`.
 
-    With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN
-    and NATS_NKEY_SEED in the environment.
+    With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
+    NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
     """
 
     sql: Annotated[str, Argument(metavar="SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'.")] = ""

@@ -10,108 +10,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config import yaml_text
+from jetcapture_py.config.block import BlockConfig as BlockConfig
+from jetcapture_py.config.block import without_payloads
 from jetcapture_py.config.messages import problems, wrong
+from jetcapture_py.config.nats import NatsConfig as NatsConfig
+from jetcapture_py.config.nats import TlsConfig as TlsConfig
+from jetcapture_py.config.section import Section as Section
+from jetcapture_py.config.section import human
 from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
 
 MANY_UNACKED = 100_000
 TOO_MANY_UNACKED = 300_000
 """Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
-
-
-def _human(text: str, description: str) -> Any:
-    """A setting whose default is written as in the file, and shown so in the schema."""
-    return Field(text, validate_default=True, description=description)
-
-
-class Section(BaseModel):
-    """A section of settings; immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-    keeps_null: ClassVar[frozenset[str]] = frozenset()
-    """Settings for which "no value" is not the same as "left out"."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _left_out(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        optional = cls.model_fields.keys() - cls.keeps_null
-        return {name: value for name, value in data.items() if value is not None or name not in optional}
-
-
-class TlsConfig(Section):
-    """How the connection to NATS is encrypted."""
-
-    ca: types.FilePath | None = Field(
-        default=None, description="PEM file with the certificate authorities to trust instead of the system's."
-    )
-    cert: types.FilePath | None = Field(default=None, description="PEM file with the client certificate; needs `key`.")
-    key: types.FilePath | None = Field(
-        default=None, description="PEM file with the client's private key; needs `cert`."
-    )
-    handshake_first: bool = Field(
-        default=False, description="Start the TLS handshake before the server sends its INFO line."
-    )
-
-    @model_validator(mode="after")
-    def _pair(self) -> Self:
-        if (self.cert is None) != (self.key is None):
-            missing, given = ("key", "cert") if self.key is None else ("cert", "key")
-            raise wrong(missing, f"required with {given}, but not set")
-        return self
-
-
-class NatsConfig(Section):
-    """The NATS servers, and how to log in to them: with at most one of user and password, token, creds, nkey_seed."""
-
-    servers: types.Servers = Field(
-        default=("nats://127.0.0.1:4222",), description="Addresses of one cluster: nats://, tls://, ws:// or wss://."
-    )
-    user: str | None = Field(default=None, min_length=1, description="User name; needs `password` or `password_file`.")
-    password: types.Secret | None = Field(default=None, description="Password of `user`.")
-    password_file: types.FilePath | None = Field(default=None, description="File that holds the password.")
-    token: types.Secret | None = Field(default=None, description="Token to log in with.")
-    token_file: types.FilePath | None = Field(default=None, description="File that holds the token.")
-    creds: types.FilePath | None = Field(default=None, description="Credentials file with a user's JWT and seed.")
-    nkey_seed: types.Secret | None = Field(default=None, description="NKey seed to log in with (the seed itself).")
-    nkey_seed_file: types.FilePath | None = Field(default=None, description="File that holds the NKey seed.")
-    tls: TlsConfig | None = Field(
-        default=None,
-        description="TLS settings. With this section, even an empty one, unencrypted connections are refused.",
-    )
-    domain: types.Subject | None = Field(default=None, description="JetStream domain.")
-    inbox_prefix: types.Subject = Field(
-        default="_INBOX", description="Prefix of the subjects that replies are received on."
-    )
-
-    @model_validator(mode="after")
-    def _one_login(self) -> Self:
-        for name in ("password", "token", "nkey_seed"):
-            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise wrong(f"{name}_file", f"cannot be combined with {name}")
-        has_password = self.password is not None or self.password_file is not None
-        if self.user is not None and not has_password:
-            raise wrong("password", "required with user, but not set (or set password_file)")
-        if has_password and self.user is None:
-            raise wrong("user", "required with a password, but not set")
-        ways = {
-            "user": self.user,
-            "token": self.token or self.token_file,
-            "creds": self.creds,
-            "nkey_seed": self.nkey_seed or self.nkey_seed_file,
-        }
-        used = [name for name, value in ways.items() if value is not None]
-        if len(used) > 1:
-            raise wrong(used[1], f"cannot be combined with {used[0]}; choose one way to log in")
-        return self
 
 
 class SourceConfig(Section):
@@ -139,7 +57,7 @@ class SourceConfig(Section):
         default="instant",
         description="Speed of delivery for stored messages: immediate, or the pace they arrived at.",
     )
-    ack_wait: types.DurationOfSeconds = _human(
+    ack_wait: types.DurationOfSeconds = human(
         "2m",
         "How long the server waits before it redelivers a message; may be shorter than a block's age.",
     )
@@ -213,55 +131,6 @@ class DecodeConfig(Section):
         return self
 
 
-class BlockConfig(Section):
-    """When a block ends, and what its object looks like."""
-
-    interval: types.Interval = _human("15m", "Length of a bucket, in time of `block.time`; must divide a day evenly.")
-    max_age: types.Duration = Field(
-        default_factory=lambda data: data.get("interval", 0.0),
-        description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
-    )
-    max_bytes: types.Size = _human("128MiB", "Size in memory at which a block is stored.")
-    max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
-    time: types.BlockTime = Field(
-        default="timestamp",
-        description="The time that a message's bucket is made of: `timestamp` (when the stream stored it), a decoded "
-        "field, or `header.NAME`.",
-    )
-    time_unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="What numbers count as a time of `block.time`; without it, a number is not a time."
-    )
-    time_fallback: Literal["timestamp"] | None = Field(
-        default=None,
-        description="`timestamp`: a message without a readable time takes the stream's timestamp; else it goes to the "
-        "quarantine.",
-    )
-    format: types.BlockFormat = Field(
-        default="parquet",
-        description="Format of the objects: `parquet`, `ndjson`, `csv`, or a writer: `package.module:object`.",
-    )
-    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
-        default_factory=lambda data: "gzip" if data.get("format") in types.TEXT_FORMATS else "zstd",
-        description="Compression of Parquet columns, by default zstd; of NDJSON and CSV as a whole: `none`, `gzip` (by "
-        "default) or `zstd`.",
-    )
-
-    @model_validator(mode="after")
-    def _compressed(self) -> Self:
-        if self.format in types.TEXT_FORMATS and self.compression not in types.TEXT_COMPRESSIONS:
-            raise wrong("compression", f"expected none, gzip or zstd with format {self.format}, got {self.compression}")
-        if self.format not in ("parquet", *types.TEXT_FORMATS) and "compression" in self.model_fields_set:
-            raise wrong("compression", f"only with a built-in format: {self.format} compresses its objects itself")
-        return self
-
-    @model_validator(mode="after")
-    def _time(self) -> Self:
-        for name in ("time_unit", "time_fallback"):
-            if self.time == "timestamp" and getattr(self, name) is not None:
-                raise wrong(name, "only with a block.time other than timestamp")
-        return self
-
-
 class StoreConfig(Section):
     """Where objects are stored."""
 
@@ -272,7 +141,7 @@ class StoreConfig(Section):
         default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
     )
     concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
-    retry_for: types.RetryFor = _human(
+    retry_for: types.RetryFor = human(
         "forever", "How long a failing store is retried before the process exits with an error."
     )
 
@@ -280,7 +149,7 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """Limits of the process."""
 
-    memory: types.Memory = _human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
+    memory: types.Memory = human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
     open_blocks: types.Count = Field(
         default=1_000, description="Blocks open at the same time; above this the largest are sealed."
     )
@@ -326,24 +195,12 @@ class Config(Section):
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )
     log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    drain_timeout: types.Duration = _human("60s", "Time to store and acknowledge held messages when the process stops.")
+    drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
 
     @model_validator(mode="before")
     @classmethod
     def _text_without_payloads(cls, data: object) -> object:
-        """Text formats keep no payloads unless told to."""
-        if not isinstance(data, dict):
-            return data
-        block, decode = data.get("block"), data.get("decode") or {}
-        text = isinstance(block, dict) and block.get("format") in types.TEXT_FORMATS
-        if not text or not isinstance(decode, dict) or decode.get("keep_payload") is not None:
-            return data
-        if decode.get("format", "raw") == "raw":
-            raise ValueError(
-                f"decode.keep_payload: required with decode.format raw and block.format {block['format']}, which would "
-                "keep nothing of a message"
-            )
-        return {**data, "decode": {**decode, "keep_payload": False}}
+        return without_payloads(data)
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""
@@ -363,15 +220,18 @@ def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from YAML text. Raises ConfigError with one line per problem."""
-    return parse(yaml_text.read(text, env))
+    return parse(yaml_text.read(text, env), env)
 
 
-def parse(data: object) -> Config:
-    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError."""
+def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
+    """Read the configuration from plain values, as parsed from YAML. Raises ConfigError.
+
+    `env` says where the contexts of the NATS CLI are.
+    """
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of settings, got {kind(data)}")
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(data, context={"env": env})
     except ValidationError as error:
         found = problems(error, Config)
     # Raised outside of the handler: the validation error holds the secrets, and would be this one's context.

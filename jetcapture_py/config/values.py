@@ -90,6 +90,12 @@ def _path(value: object) -> Path:
     return Path(value)
 
 
+def _context(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("expected the name of a NATS CLI context, or the path of its file")
+    return value
+
+
 def _name(value: str) -> str:
     if not _NAME.fullmatch(value) or not value.isprintable():
         raise ValueError(f"expected a name without spaces, '.', '*', '>', '/' and '\\', got {quoted(value)}")
@@ -275,6 +281,8 @@ Secret = Annotated[SecretStr, BeforeValidator(_secret)]
 """Text that is never shown."""
 FilePath = Annotated[Path, BeforeValidator(_path)]
 """A file's path; never shown in errors, because the file's contents may have been pasted."""
+Context = Annotated[str, AfterValidator(_context)]
+"""The name of a NATS CLI context, the path of its file, or "" for the selected one."""
 Name = Annotated[str, AfterValidator(_name)]
 """A name that NATS accepts for a consumer."""
 StreamName = Annotated[str, AfterValidator(_stream_name)]

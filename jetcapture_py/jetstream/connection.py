@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import nats.errors
+from nats.aio.client import RawCredentials
 from pydantic import SecretStr
 
 from jetcapture_py.config.model import NatsConfig
@@ -24,6 +25,14 @@ PING_INTERVAL = 20
 
 _JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
+_CREDENTIALS = """-----BEGIN NATS USER JWT-----
+{jwt}
+------END NATS USER JWT------
+
+-----BEGIN USER NKEY SEED-----
+{seed}
+------END USER NKEY SEED------
+"""
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 FORBIDDEN, NOT_FOUND = 403, 404
@@ -134,6 +143,8 @@ def _options(config: NatsConfig) -> dict[str, Any]:
         options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
         if not _is_seed(options["nkeys_seed_str"]):
             raise SourceError("nats.nkey_seed: not the seed of an NKey")
+    elif config.user_jwt is not None:
+        options |= _jwt_login(config.user_jwt.get_secret_value(), config.user_seed)
     if _wants_tls(config):
         options["tls"] = _tls(config)
         options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
@@ -147,6 +158,15 @@ def _secret(value: SecretStr | None, file: Any, path: str) -> str:
         return str(file.read_text().strip())
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: cannot read {file}") from error
+
+
+def _jwt_login(jwt: str, seed: SecretStr | None) -> dict[str, Any]:
+    """Log in with a JWT; one without a seed is a bearer token, for which nothing is signed."""
+    if seed is None:
+        return {"user_jwt_cb": lambda: bytearray(jwt.encode()), "signature_cb": lambda _: b""}
+    if not _is_seed(seed.get_secret_value()):
+        raise SourceError("nats.user_seed: not the seed of an NKey")
+    return {"user_credentials": RawCredentials(_CREDENTIALS.format(jwt=jwt, seed=seed.get_secret_value()))}
 
 
 def _is_seed(text: str) -> bool:
@@ -174,9 +194,9 @@ def _tls(config: NatsConfig) -> ssl.SSLContext:
 class Api:
     """The JetStream API as JSON, because nats-py's classes lack fields and update silently."""
 
-    def __init__(self, client: Connection, domain: str | None) -> None:
+    def __init__(self, client: Connection, config: NatsConfig) -> None:
         self._client = client
-        self.prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+        self.prefix = config.js_api
 
     async def pull(
         self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float

@@ -99,7 +99,7 @@ class ReadSession:
             on_error=self._errored,
             timeout=self._connect_timeout,
         )
-        self.api = Api(self.connection, self._login.domain)
+        self.api = Api(self.connection, self._login)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -89,7 +89,7 @@ class PullSource:
             on_error=self._errored,
             timeout=CONNECT_TIMEOUT,
         )
-        self._api = Api(self._client, self.config.nats.domain)
+        self._api = Api(self._client, self.config.nats)
         try:
             await self._attach()
         except BaseException:

@@ -22,7 +22,13 @@ OPTIONS = (
     *(f"tls_{name}" for name in TlsConfig.model_fields),
 )
 """Every option's name."""
-SECRETS = {"password": "NATS_PASSWORD", "token": "NATS_TOKEN", "nkey_seed": "NATS_NKEY_SEED"}
+SECRETS = {
+    "password": "NATS_PASSWORD",
+    "token": "NATS_TOKEN",
+    "nkey_seed": "NATS_NKEY_SEED",
+    "user_jwt": "NATS_USER_JWT",
+    "user_seed": "NATS_USER_SEED",
+}
 """Options that are not command line arguments, and the environment variables that replace them."""
 
 

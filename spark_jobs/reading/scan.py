@@ -72,17 +72,19 @@ class Scans:
         return frame if parts is None else _within(frame, parts)
 
     @cached_property
-    def _listed(self) -> bool:
-        """Whether Spark lists directories, because it cannot be given a list of files."""
-        # in the path of such a stream, a list of files would show one more partition column
+    def _list(self) -> DataFrame | None:
+        """The plan's objects as Spark's list of files, for the count. None where Spark cannot be given such a list."""
+        # in the path of a stream with "=", a list of files would show one more partition column
         if is_remote() or "=" in self.directory:
-            return True
+            return None
         try:
-            with self._log(self.names[:1]) as url:
-                frame: Any = self._reader().schema(_STATUS).format("binaryFile").load(url)
-            return len(frame._jdf.inputFiles()) != 1  # Spark was configured to ignore such logs
+            with self._log(self.names) as url:
+                found = self._status_reader.load(url)
+            taken: Any = found
+            # fewer or more if Spark is configured to ignore such logs
+            return found if len(taken._jdf.inputFiles()) == len(self.names) else None
         except Exception:  # or to read them in a way that fails here; py4j raises errors of its own
-            return True
+            return None
 
     @cached_property
     def _complete(self) -> Column:
@@ -91,11 +93,11 @@ class Scans:
         It is about partition columns, so Spark evaluates it before it reads, and not for every row.
         """
         planned = datetime.now(UTC)
-        reader = self._reader(ignoreMissingFiles="true", recursiveFileLookup="true")
-        found = self._load(reader.format("binaryFile").schema(_STATUS), self.names)
+        listed = self._list
+        found = self._load_directories(self._status_reader, self.names) if listed is None else listed
         if isinstance(self.place.fs, LocalFileSystem):
             found = found.coalesce(1 + len(self.names) // _COUNTED_BY_A_TASK)
-        paths = [name.path[len(self.directory) + 1 :] for name in self.names]
+        paths = [path[len(self.directory) + 1 :] for path in self._paths]
         total = sum(crc32(path.encode()) for path in paths)
         found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
         count = sf.count(sf.lit(1))
@@ -106,14 +108,17 @@ class Scans:
             sf.lit("; the others were compacted or removed since: read it again"),
         )
         complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
-        if not self._listed:
+        if listed is not None:
             return (sf.current_timestamp() < sf.lit(planned + TRUSTED)) | complete
         return complete if self.names[0].quarantine else complete & _has_key(self.names)
 
     def _load(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
-        if not self._listed:
-            with self._log(names) as url:
-                return reader.load(url)
+        if self._list is None:
+            return self._load_directories(reader, names)
+        with self._log(names) as url:
+            return reader.load(url)
+
+    def _load_directories(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
         planned = pattern(name.digest for name in names)
         reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.directory))
         with self.place.explained():
@@ -125,20 +130,34 @@ class Scans:
     @contextmanager
     def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
         """Make a directory that Spark takes for the output of a streaming query that wrote these objects."""
-        as_uri = cache(_as_uri)
         with tempfile.TemporaryDirectory(prefix="jetcapture-") as output:
             log = Path(output, "_spark_metadata")
             log.mkdir()
-            lines = ["v1"]
-            for path in (name.path for name in names):
-                directory, _, file = path.rpartition("/")
-                lines.append(
-                    f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
-                    f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
-                    '"blockSize":134217728,"action":"add"}'
-                )
-            Path(log, "0").write_text("\n".join(lines))
+            Path(log, "0").write_text("\n".join(["v1", *(self._entries[name] for name in names)]))
             yield f"file://{output}"
+
+    @cached_property
+    def _entries(self) -> Mapping[ObjectName, str]:
+        """The line of each of the plan's objects in such a log."""
+        as_uri = cache(_as_uri)
+        entries = {}
+        for name, path in zip(self.names, self._paths, strict=True):
+            directory, _, file = path.rpartition("/")
+            entries[name] = (
+                f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
+                f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
+                '"blockSize":134217728,"action":"add"}'
+            )
+        return entries
+
+    @cached_property
+    def _paths(self) -> Sequence[str]:
+        return [name.path for name in self.names]
+
+    @property
+    def _status_reader(self) -> DataFrameReader:
+        reader = self._reader(ignoreMissingFiles="true", recursiveFileLookup="true")
+        return reader.format("binaryFile").schema(_STATUS)
 
     def _reader(self, **options: str) -> DataFrameReader:
         return self.spark.read.options(**self.place.settings, **options).option("__globPaths__", "false")

@@ -57,8 +57,8 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     The messages are those that --from, --to, --key, --filter-subject, --from-seq and --to-seq all select, or the rows
     of --sql.
 
-    Login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN and
-    NATS_NKEY_SEED in the environment.
+    Login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
+    NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
     """
 
     filters: Annotated[

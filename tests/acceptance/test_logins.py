@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,21 @@ def test_a_credentials_file(nats_server: Start, tmp_path: Path) -> None:
         (tmp_path / "wrong.creds").write_text(wrong)
         with pytest.raises(SourceError, match=r"wrong\.creds does not hold a user's JWT and seed"):
             asyncio.run(login(servers=[server.url], creds=str(tmp_path / "wrong.creds")))
+
+
+def test_a_jwt_and_its_seed_and_a_context_with_credentials(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server(decentralised(tmp_path))
+    lines = (tmp_path / "user.creds").read_text().splitlines()
+    jwt, seed = (lines[index + 1] for index, line in enumerate(lines) if "BEGIN" in line)
+    assert asyncio.run(login(servers=[server.url], user_jwt=jwt, user_seed=seed))
+    with pytest.raises(SourceError, match="refused"):
+        asyncio.run(login(servers=[server.url], user_jwt=jwt))  # not a bearer token
+    with pytest.raises(SourceError, match=r"nats\.user_seed: not the seed of an NKey"):
+        asyncio.run(login(servers=[server.url], user_jwt=jwt, user_seed="hunter2"))
+    context = tmp_path / "context.json"
+    for fields in ({"creds": str(tmp_path / "user.creds")}, {"user_jwt": jwt, "user_seed": seed}):
+        context.write_text(json.dumps({"url": server.url, **fields}))
+        assert asyncio.run(login(context=str(context)))
 
 
 def test_tls_is_verified_and_a_client_certificate_is_shown(nats_server: Start, tmp_path: Path) -> None:
