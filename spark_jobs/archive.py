@@ -23,6 +23,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.text import plural
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Listing
@@ -53,6 +54,7 @@ def read_archive(
     columns: Columns | None = None,
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
+    parquet_only: bool = False,
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
@@ -69,6 +71,9 @@ def read_archive(
     `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
     compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
     were in flight, and returns any one of the copies; `none` returns what is stored.
+
+    Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
+    is an error, unless `parquet_only` leaves them out.
 
     A column that some objects have as integer and others as float becomes double; types that do not go together at
     all become string, structs and lists as JSON.
@@ -89,7 +94,7 @@ def read_archive(
     needed = _with_time(columns) if part.by_event else columns
     for attempt in range(_ATTEMPTS):
         try:
-            frame = _plan(archive, part, needed, dedupe)
+            frame = _plan(archive, part, needed, dedupe, parquet_only=parquet_only)
             break
         except VanishedError:
             if attempt + 1 == _ATTEMPTS:
@@ -131,18 +136,34 @@ def _plain_name(stream: str) -> str:
     return f"_{name}" if name[0].isdigit() else name
 
 
-def _plan(archive: Archive, part: Part, columns: Columns | None, dedupe: Dedupe) -> DataFrame:
+def _plan(
+    archive: Archive, part: Part, columns: Columns | None, dedupe: Dedupe, *, parquet_only: bool = False
+) -> DataFrame:
     """Return the objects that may match, as of now. Raises VanishedError when they have just changed."""
     listing = archive.listing(part.keys)
+    if not parquet_only:
+        _refuse_others(archive, listing, part)
     chosen = _chosen(archive, listing, part)
     if chosen:
         return _read(archive, listing, chosen, columns, dedupe)
     if not listing.objects:
         listing = archive.listing()
     if not listing.objects:
+        _refuse_others(archive, listing, Part(None, None, None))
         return archive.nothing()
     last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
     return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
+
+
+def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
+    """Raise if objects in other formats may hold messages of the part."""
+    found = [name for name in listing.others if _reaches(name, part.event_start, part.event_end)]
+    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
+    if found:
+        formats = ", ".join(sorted({name.suffix.removeprefix(".") for name in found}))
+        many = f"{plural(len(found), 'object')} of stream {archive.stream} in {formats}"
+        hint = "; --parquet-only or parquet_only=True leaves them out" if listing.objects else ""
+        raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
 def _chosen(archive: Archive, listing: Listing, part: Part) -> list[ObjectName]:

@@ -197,6 +197,9 @@ class ArchiveArguments(PartArguments):
 class QueryArguments(ArchiveArguments):
     """How Spark SQL reads the archive."""
 
+    parquet_only: Annotated[
+        bool, Option("--parquet-only", help="Leave out objects in other formats, which cannot be read.")
+    ] = False
     event_start: Annotated[
         datetime | None,
         Option("--event-from", metavar="TIME", help="As --from, by the time that block.time names."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -67,24 +67,23 @@ class TextWriter:
         """Such as `.csv.gz`."""
         return f".{self.kind}{layout.COMPRESSED[self.compression]}"
 
-    def write(self, table: pa.Table) -> pa.Buffer:
-        """Return the rows as text, after a line with the names of the columns in CSV."""
-        sink = pa.BufferOutputStream()
-        rows = max(1, min(_MOST_ROWS, table.num_rows * PIECE // max(1, table.nbytes)))
+    def write(self, pieces: Iterable[pa.Table], schema: pa.Schema, out: Any) -> None:
+        """Write rows as text to `out`, in CSV after a line with the names of the columns."""
         lines = csv_lines if self.kind == "csv" else json_lines
-        with _compressed(sink, self.compression) as out:
+        with _compressed(out, self.compression) as sink:
             if self.kind == "csv":
-                out.write(csv_header(table.schema.names))
-            for start in range(0, table.num_rows, rows):
-                for batch in table.slice(start, rows).combine_chunks().to_batches():
-                    out.write(lines(batch))
-        return sink.getvalue()
+                sink.write(csv_header(schema.names))
+            for piece in pieces:
+                rows = max(1, min(_MOST_ROWS, piece.num_rows * PIECE // max(1, piece.nbytes)))
+                for start in range(0, piece.num_rows, rows):
+                    for batch in piece.slice(start, rows).combine_chunks().to_batches():
+                        sink.write(lines(batch))
 
 
 class _Gzip:
     """Gzip without a time and a name, so that the same text makes the same bytes."""
 
-    def __init__(self, sink: pa.BufferOutputStream) -> None:
+    def __init__(self, sink: Any) -> None:
         self._sink = sink
         self._state = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW)
 
@@ -96,7 +95,7 @@ class _Gzip:
 
 
 @contextmanager
-def _compressed(sink: pa.BufferOutputStream, compression: str) -> Iterator[Any]:
+def _compressed(sink: Any, compression: str) -> Iterator[Any]:
     if compression == "none":
         yield sink
         return
@@ -108,7 +107,7 @@ def _compressed(sink: pa.BufferOutputStream, compression: str) -> Iterator[Any]:
 class _Open:
     """A sink that stays open when what writes to it is closed."""
 
-    def __init__(self, sink: pa.BufferOutputStream) -> None:
+    def __init__(self, sink: Any) -> None:
         self._sink = sink
         self.closed = False
 
@@ -135,15 +134,16 @@ class UserWriter:
         self.suffix = suffix
         self._writer = writer
 
-    def write(self, table: pa.Table) -> pa.Buffer:
-        """Return the object. Raises ValueError."""
+    def write(self, pieces: Iterable[pa.Table], _schema: pa.Schema, out: Any) -> None:
+        """Write the object to `out`. Raises ValueError."""
+        table = pa.concat_tables(pieces)
         try:
             data = self._writer.write(table)
         except (Exception, SystemExit) as error:
             raise ValueError(f"the writer failed: {one_line(error)}") from error
         if not isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
             raise ValueError(f"the writer returned {type(data).__name__} instead of bytes")
-        return pa.py_buffer(data)
+        out.write(data)
 
     @property
     def reads(self) -> bool:

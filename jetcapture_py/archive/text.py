@@ -61,7 +61,7 @@ def csv_fields(array: pa.Array) -> pa.StringArray:
     if types.is_floating(kind):
         for arrow, ours in (("nan", "NaN"), ("-nan", "NaN"), ("inf", "Inf"), ("-inf", "-Inf")):
             text = pc.if_else(pc.equal(text, arrow), ours, text)
-    elif _is_text(kind):
+    elif not (types.is_primitive(kind) or types.is_decimal(kind)):
         text = _csv_text(text)
     return text.fill_null(NULL)
 
@@ -99,10 +99,6 @@ def _constant(text: str, count: int) -> pa.StringArray:
 
 def _or_null(text: pa.StringArray, array: pa.Array) -> pa.StringArray:
     return pc.if_else(array.is_valid(), text, "null")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _plain(array: pa.Array) -> pa.StringArray:

@@ -6,21 +6,21 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.schema import REPLY, conform, unify
+from jetcapture_py.archive.ordering import identity, ordered
+from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
 from jetcapture_py.archive.sparse import Known
 from jetcapture_py.log import event
 from jetcapture_py.text import one_line
@@ -32,8 +32,6 @@ ROW_GROUP_BYTES = 32 << 20
 
 _LEAST_ROWS = 1024
 """Rows that a row group has at least, if the object has them."""
-_PIECE = 64
-"""Rows that pieces of batches have on average for writing them as they lie to be cheaper than copying them together."""
 
 _STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
@@ -41,12 +39,48 @@ _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBlock:
-    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated."""
+    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated.
+
+    `data` is in memory, or a mapped file if `in_file`.
+    """
 
     name: layout.ObjectName
     data: pa.Buffer
     messages: int
     duplicates: int
+    in_file: bool = False
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that `data` holds."""
+        return 0 if self.in_file else int(self.data.size)
+
+
+class FileSink(Protocol):
+    """A file that an object is written to in place of memory.
+
+    Obligations: `write` raises OSError when there is no room, after which `failed` is true; `getvalue` returns what was
+    written as a writable buffer that outlives the file's name.
+    """
+
+    failed: bool
+    closed: bool
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        ...
+
+    def tell(self) -> int:
+        """Bytes written."""
+        ...
+
+    def flush(self) -> None:
+        """Do nothing: `getvalue` sees everything."""
+        ...
+
+    def getvalue(self) -> pa.Buffer:
+        """Return everything written."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,35 +107,72 @@ class Encoder:
         return replace(self, stream_created=stream_created, consumer=consumer)
 
     def encode(
-        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+        self,
+        block: BlockId,
+        sealed_by: str,
+        batches: Sequence[pa.RecordBatch],
+        known: Known | None = None,
+        sink: FileSink | None = None,
     ) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread.
 
-        `known` are all columns of a decoder that leaves those without a value out of its batches.
+        `known` are all columns of a decoder that leaves those without a value out of its batches. The object is made in
+        memory, or in `sink`, whose errors are raised.
         """
         if known is not None:
             batches = [known.with_values(batch) for batch in batches]
-        table, duplicates = _distinct(_conformed(batches))
+        table = pa.Table.from_batches(_conformed(batches))
         if known is not None:
             table = known.complete(table)
-        stream = pa.repeat(self.stream, table.num_rows)
-        table = table.add_column(0, _STREAM_FIELD, stream)
+        pieces, duplicates = ordered(table)
+        schema = table.schema.insert(0, _STREAM_FIELD)
+        whole = (piece.add_column(0, _STREAM_FIELD, pa.repeat(self.stream, piece.num_rows)) for piece in pieces)
         if self.format is not None and not block.quarantine:
-            messages = _messages(table)
-            name = _name(self, block, table.schema, messages, table.num_rows, self.format.suffix)
-            data = self.format.write(table)
-            return EncodedBlock(name=name, data=data, messages=len(messages[0]), duplicates=duplicates)
-        with ObjectWriter(self, block, table.schema) as writer:
-            writer.write(table)
+            return self._encode_as(self.format, block, schema, whole, duplicates, sink)
+        with ObjectWriter(self, block, schema, sink) as writer:
+            for piece in whole:
+                writer.write(piece)
             return writer.finish(sealed_by, duplicates)
 
+    def _encode_as(
+        self,
+        format: TextWriter | UserWriter,  # noqa: A002 - named as the setting is
+        block: BlockId,
+        schema: pa.Schema,
+        pieces: Iterable[pa.Table],
+        duplicates: int,
+        sink: FileSink | None,
+    ) -> EncodedBlock:
+        """Encode rows in another format than Parquet, which are sorted, each message once."""
+        found: list[tuple[Any, Any, int]] = []
+
+        def counted() -> Iterator[pa.Table]:
+            for piece in pieces:
+                found.append((*_messages(piece), piece.num_rows))
+                yield piece
+
+        out = pa.BufferOutputStream() if sink is None else sink
+        format.write(counted(), schema, out)
+        seqs, timestamps = (np.concatenate(column) for column in list(zip(*found, strict=True))[:2])
+        rows = sum(count for *_, count in found)
+        name = _name(self, block, schema, (seqs, timestamps), rows, format.suffix)
+        data = out.getvalue()
+        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates, in_file=sink is not None)
+
     def encode_or_salvage(
-        self, block: BlockId, sealed_by: str, batches: Sequence[pa.RecordBatch], known: Known | None = None
+        self,
+        block: BlockId,
+        sealed_by: str,
+        batches: Sequence[pa.RecordBatch],
+        known: Known | None = None,
+        sink: FileSink | None = None,
     ) -> EncodedBlock:
         """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
         try:
-            return self.encode(block, sealed_by, batches, known)
+            return self.encode(block, sealed_by, batches, known, sink)
         except Exception as error:
+            if sink is not None and sink.failed:
+                raise  # the file's fault, not that of the rows
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)
 
@@ -120,18 +191,19 @@ class Encoder:
 
 
 class ObjectWriter:
-    """One object in the making, in memory: rows go in piece by piece, and `finish` names what they are.
+    """One object in the making: rows go in piece by piece, and `finish` names what they are.
 
-    How its columns are written is judged by the first piece.
+    How its columns are written is judged by the first piece. It is made in memory, unless there is a `sink`.
 
     A context manager, because what is not finished has to be let go of.
     """
 
-    def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema) -> None:
+    def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema, sink: FileSink | None = None) -> None:
         self._encoder = encoder
         self._block = block
         self._schema = schema
-        self._sink = pa.BufferOutputStream()
+        self._in_file = sink is not None
+        self._sink = pa.BufferOutputStream() if sink is None else sink
         self._file: pq.ParquetWriter | None = None
         self._seqs: list[Any] = []
         self._timestamps: list[Any] = []
@@ -176,7 +248,7 @@ class ObjectWriter:
         self._file.close()
         data = self._sink.getvalue()
         _sign(data, unsigned)
-        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates)
+        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates, in_file=self._in_file)
 
     def _metadata(self, name: layout.ObjectName, messages: int, sealed_by: str) -> dict[str, str]:
         own = {
@@ -250,57 +322,16 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
     rows = [batch.drop_columns([REPLY]) for batch in batches]
     schema = rows[0].schema
     if any(not batch.schema.equals(schema) for batch in rows[1:]):
-        schema = unify([batch.schema for batch in rows])
-        rows = [conform(batch, schema) for batch in rows]
+        schema, nulls = unify([batch.schema for batch in rows]), shared_nulls()
+        rows = [conform(batch, schema, nulls) for batch in rows]
     return rows
-
-
-def _distinct(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, int]:
-    """All rows sorted by identity, each once, and how many were not the first: a message may lie in a block twice."""
-    table = pa.Table.from_batches(batches)
-    seqs, timestamps = _identity(table)
-    if (seqs[1:] > seqs[:-1]).all():
-        return table if _is_coarse(len(batches), len(seqs)) else table.combine_chunks(), 0
-    row = np.zeros(len(seqs), np.int32)
-    if layout.ROW in table.schema.names:
-        row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
-    order = np.lexsort((row, timestamps, seqs))
-    seqs, timestamps, row = seqs[order], timestamps[order], row[order]
-    first = np.ones(len(order), bool)
-    first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1]) | (row[1:] != row[:-1])
-    order = order[first]
-    return _in_order(batches, order), len(first) - len(order)
-
-
-def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
-    """The rows of `order`: pieces of the batches where few will do, else copied."""
-    ends = np.cumsum([len(batch) for batch in batches])
-    cut = np.zeros(ends[-1] + 1, bool)  # whether no piece goes on beyond this row
-    cut[ends] = True
-    starts = np.flatnonzero(np.concatenate([[True], (np.diff(order) != 1) | cut[order[1:]]]))
-    if not _is_coarse(len(starts), len(order)):
-        return pa.Table.from_batches([pa.concat_batches(batches).take(pa.array(order))])
-    lengths = np.diff(starts, append=len(order))
-    owners = np.searchsorted(ends, order[starts], side="right")
-    offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
-    places = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
-    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
-
-
-def _is_coarse(pieces: int, rows: int) -> bool:
-    return pieces * _PIECE <= rows or pieces == 1
 
 
 def _messages(table: pa.Table) -> tuple[Any, Any]:
     """Sequences and timestamps of sorted rows, each message once."""
-    seqs, timestamps = _identity(table)
+    seqs, timestamps = identity(table)
     if layout.ROW not in table.schema.names:
         return seqs, timestamps
     first = np.ones(len(seqs), bool)
     first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
     return seqs[first], timestamps[first]
-
-
-def _identity(table: pa.Table) -> tuple[Any, Any]:
-    seqs = table.column(layout.SEQ).to_numpy()
-    return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)

@@ -73,7 +73,7 @@ def without_payloads(data: object) -> object:
         return data
     if decode.get("format", "raw") == "raw":
         raise ValueError(
-            f"decode.keep_payload: required with decode.format raw and block.format {block['format']}, which would keep "
-            "nothing of a message"
+            f"decode.keep_payload: with decode.format raw and block.format {block['format']}, set it to true: nothing "
+            "of a message would be kept"
         )
     return {**data, "decode": {**decode, "keep_payload": False}}

@@ -38,8 +38,8 @@ _ZONE = r"(Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
 _RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
 _NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
-_TOO_LONG = r"\A([0-9]+\.[0-9]{9})[0-9]+\z"
-_DECIMAL = pa.decimal128(28, 9)
+_DIGITS = 9
+"""Of a fraction: enough for nanoseconds."""
 
 
 class TimeConfig(Protocol):
@@ -199,17 +199,11 @@ def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:
 
 def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:
     """Decimal text as microseconds, exactly; digits below are cut off."""
-    exact = _matching(pc.replace_substring_regex(texts, _TOO_LONG, r"\1"), _NUMBER).cast(_DECIMAL)
-    whole = pc.floor(exact)
-    rest = pc.subtract(exact, whole)
-    in_a_second = _IN_A_SECOND[unit]
-    inside = pc.less(whole, pa.scalar(END * in_a_second).cast(pa.decimal128(19, 0)))
-    whole = pc.if_else(inside, whole, pa.scalar(None, whole.type)).cast(pa.int64())
-    micros = _scaled(whole, in_a_second)
-    if in_a_second >= _MICROSECOND:
-        return micros
-    parts = _MICROSECOND // in_a_second
-    return pc.add(micros, pc.floor(pc.multiply(rest, pa.scalar(parts).cast(pa.decimal128(7, 0)))).cast(pa.int64()))
+    numbers = _matching(texts, _NUMBER)
+    whole = pc.replace_substring_regex(numbers, r"\..*", "").cast(pa.uint64())
+    digits = pc.utf8_rpad(pc.replace_substring_regex(numbers, r"\A[0-9]+\.?", ""), _DIGITS, "0")
+    part = pc.utf8_slice_codeunits(digits, 0, _DIGITS).cast(pa.int64())
+    return pc.add(_scaled(whole, _IN_A_SECOND[unit]), pc.divide(part, 1_000 * _IN_A_SECOND[unit]))
 
 
 def _matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:

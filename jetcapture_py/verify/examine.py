@@ -61,7 +61,7 @@ class Held:
     """What an object holds of the present life: every sequence of a range, or `seqs`, an int64 array.
 
     `messages` counts these, `older` those of earlier lives; `newest` is the timestamp of the last one in microseconds.
-    `signed` says whether what it holds is proven, by checksums or by its rows, and `by_name` that nothing could read it.
+    `signed` says whether what it holds is proven, by checksums or by its rows; `by_name` that nothing can read it.
     """
 
     name: ObjectName

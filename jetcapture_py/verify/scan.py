@@ -38,9 +38,10 @@ class Problem:
 class ArchiveScan:
     """What was found. `messages` counts every copy of the present life's messages, `quarantined` those in quarantine.
 
-    `older` counts messages of earlier lives. `damaged`, `foreign` and `unsigned` (objects without checksums) are the
-    first of so many. `newest` is the latest timestamp, in microseconds, in objects that end at or before the sequence
-    of interest, 0 without one. `by_name` counts objects that nothing could read. `repeated` are sequences that several of the objects that were `seen` have.
+    `older` counts messages of earlier lives, `by_name` objects that nothing can read. `damaged`, `foreign` and
+    `unsigned` (objects without checksums) are the first of so many. `newest` is the latest timestamp, in microseconds,
+    in objects that end at or before the sequence of interest, 0 without one. `repeated` are sequences that several of
+    the objects that were `seen` have.
     """
 
     sequences: Sequences = field(default_factory=Sequences)

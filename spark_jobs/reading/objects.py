@@ -41,7 +41,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """The objects that were found, and every directory that has a visible file, ours or not. `tops` are the
-    directories that were listed.
+    directories that were listed. `others` are objects in other formats than Parquet.
 
     `sizes` in bytes and times in milliseconds since the epoch (0 where the store doesn't tell) are by path relative to
     the archive's root.
@@ -50,6 +50,7 @@ class Listing:
     """
 
     objects: list[ObjectName]
+    others: list[ObjectName]
     sizes: Mapping[str, int]
     modified: Mapping[str, int]
     directories: Collection[str]
@@ -120,9 +121,11 @@ class Archive:
             directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(keys)]
         found = {path: info for directory in directories for path, info in self.place.files(directory).items()}
         visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
-        objects = [name for name in map(layout.parse_path, visible) if name is not None]
+        names = [name for name in map(layout.parse_path, visible) if name is not None]
+        objects = [name for name in names if name.parquet]
         return Listing(
             objects=objects,
+            others=[name for name in names if not name.parquet],
             sizes={path: int(found[path]["size"]) for path in visible},
             modified={path: int(1000 * (modified(found[path]) or 0)) for path in visible},
             directories=dict.fromkeys(path.rpartition("/")[0] for path in visible),

@@ -24,7 +24,8 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     """Return the stream's incarnations, and the consumers that captured it. Raises JetcaptureError."""
     place = Place.open(url, options)
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
-    found = list(filter(None, map(layout.parse_path, place.files(directory))))
+    paths = map(layout.parse_path, place.files(directory))
+    found = [name for name in paths if name is not None and name.parquet]
     # within a bucket, the later incarnation of a recreated stream has the lower sequences
     names = sorted((name for name in found if not name.event_time), key=lambda name: (name.bucket, -name.first_seq))
     others = [name for name in found if name.event_time]  # their buckets are in no order with incarnations

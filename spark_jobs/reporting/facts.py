@@ -87,7 +87,7 @@ class Facts:
 
     `objects` and `quarantine` are those that `choice` selects; `copies` has the number of an object's messages that
     other objects hold as well. `lives` covers the whole stream; `older_lives` incarnations were not examined. `reasons`
-    are the most frequent ones.
+    are the most frequent ones. `others` counts objects in other formats than Parquet, which are not examined.
     """
 
     stream: str
@@ -103,6 +103,7 @@ class Facts:
     older_lives: int
     delivery: Delivery
     reasons: Sequence[Reason]
+    others: int = 0
 
     def messages(self, objects: Iterable[Stored]) -> int:
         """Return how many messages these objects hold, each counted once."""
@@ -147,6 +148,7 @@ def collect(
         older_lives=older,
         delivery=_delivery(source, objects),
         reasons=_reasons(source, quarantine) if quarantine else (),
+        others=source.others,
     )
 
 

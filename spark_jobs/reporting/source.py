@@ -74,7 +74,7 @@ class Stored:
 class ReportSource:
     """One stream's archive and quarantine as listed, and the watermark if there is one.
 
-    `entries` has what the store says of each object.
+    `entries` has what the store says of each object. `others` counts objects in other formats than Parquet.
     """
 
     spark: SparkSession
@@ -82,6 +82,7 @@ class ReportSource:
     url: str
     options: Mapping[str, Any] = field(repr=False)
     entries: Mapping[ObjectName, Mapping[str, Any]]
+    others: int
     mark: Watermark | None
 
     @classmethod
@@ -91,10 +92,16 @@ class ReportSource:
         mark = watermark.read(
             place.fs, place.root, stream
         )  # before the listing, which then includes all that the watermark promises
-        entries = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
+        found = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
+        entries = {name: entry for name, entry in found.items() if name.parquet}
+        others = len(found) - len(entries)
+        if others and all(name.quarantine for name in entries):
+            raise JetcaptureError(
+                f"the archive of stream {stream} under {place.shown} is not in Parquet, and reports are about Parquet"
+            )
         if not entries:
             raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
-        return cls(spark=spark, place=place, url=url, options=options, entries=entries, mark=mark)
+        return cls(spark=spark, place=place, url=url, options=options, entries=entries, others=others, mark=mark)
 
     def objects(self) -> list[Stored]:
         """Every object of the stream and of its quarantine, by first sequence. Raises VanishedError."""

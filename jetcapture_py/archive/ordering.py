@@ -1,0 +1,120 @@
+"""The rows of a block in order, each message once, in pieces that are copied one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+
+PIECE_BYTES = 28 << 20
+"""Bytes that are copied at once: a row group's, less what the stream's name adds."""
+_PIECE = 64
+"""Rows that parts of batches have on average for writing them as they lie to be cheaper than copying them together."""
+
+
+def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table], int]:
+    """Sort rows by identity and leave out repeated ones: a message may lie in a block twice.
+
+    Return tables of about `size` bytes, each made when it is asked for, and how many rows were left out. Rows that lie
+    in order already, in parts that are not tiny, are not copied.
+    """
+    order, messages = _order(table)
+    ends = _ends(table, order, messages, size)
+    return _pieces(table, order, ends), table.num_rows - ends[-1]
+
+
+def identity(table: pa.Table) -> tuple[Any, Any]:
+    """Sequences and timestamps, in microseconds, of all rows."""
+    seqs = table.column(layout.SEQ).to_numpy()
+    return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)
+
+
+def _order(table: pa.Table) -> tuple[Any, Any]:
+    """The rows to write, in order, None for all as they are; and which of them begin a message, None for each."""
+    seqs, timestamps = identity(table)
+    if (seqs[1:] > seqs[:-1]).all():
+        return None, None
+    row = np.zeros(len(seqs), np.int32)
+    if layout.ROW in table.schema.names:
+        row = pc.fill_null(table.column(layout.ROW), 0).to_numpy()
+    order = np.lexsort((row, timestamps, seqs))
+    seqs, timestamps, row = seqs[order], timestamps[order], row[order]
+    begins = np.ones(len(order), bool)
+    begins[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+    first = begins.copy()
+    first[1:] |= row[1:] != row[:-1]
+    return order[first], begins[first]
+
+
+def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
+    """Where the pieces end, by the payloads' sizes and an equal share of the rest for every row.
+
+    All rows of a message lie in one piece.
+    """
+    rows, total = table.num_rows if order is None else len(order), table.nbytes
+    count = -(-total // size)
+    if count <= 1:
+        return [rows]
+    sizes = np.full(table.num_rows, total / table.num_rows)
+    if layout.PAYLOAD in table.schema.names:
+        sizes = pc.fill_null(pc.binary_length(table.column(layout.PAYLOAD)), 0).to_numpy().astype(np.float64)
+        sizes += max(total - sizes.sum(), 0.0) / table.num_rows
+    upto = np.cumsum(sizes if order is None else sizes[order])
+    ends = np.searchsorted(upto, upto[-1] * np.arange(1, count) / count)
+    if begins is not None:
+        starts = np.append(np.flatnonzero(begins), rows)
+        ends = starts[np.searchsorted(starts, ends)]
+    return [*(int(end) for end in np.unique(ends) if 0 < end < rows), rows]
+
+
+def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Table]:
+    batches = table.to_batches()
+    start = 0
+    for end in ends:
+        if order is not None:
+            yield _in_order(batches, order[start:end])
+        else:
+            piece = table.slice(start, end - start)
+            yield piece if _is_coarse(piece.column(0).num_chunks, end - start) else piece.combine_chunks()
+        start = end
+
+
+def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
+    """The rows of `order`: parts of the batches where few will do, else copied."""
+    ends = np.cumsum([len(batch) for batch in batches])
+    cut = np.zeros(ends[-1] + 1, bool)  # whether no part goes on beyond this row
+    cut[ends] = True
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(order) != 1) | cut[order[1:]]]))
+    if not _is_coarse(len(starts), len(order)):
+        return _copied(batches, ends, order)
+    lengths = np.diff(starts, append=len(order))
+    owners = np.searchsorted(ends, order[starts], side="right")
+    offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
+    places = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
+
+
+def _copied(batches: Sequence[pa.RecordBatch], ends: Any, order: Any) -> pa.Table:
+    """The rows of `order`, copied out of the batches they lie in, and nothing else of these."""
+    owners = np.searchsorted(ends, order, side="right")
+    grouped = np.argsort(owners, kind="stable")
+    rows, owners = order[grouped], owners[grouped]
+    edges = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(rows)]
+    parts = []
+    for start, stop in pairwise(edges):
+        batch = batches[owners[start]]
+        parts.append(batch.take(pa.array(rows[start:stop] - (ends[owners[start]] - len(batch)))))
+    whole = pa.Table.from_batches(parts).combine_chunks()
+    back = np.empty(len(grouped), np.int64)
+    back[grouped] = np.arange(len(grouped))
+    return whole.take(pa.array(back)) if len(parts) > 1 else whole
+
+
+def _is_coarse(parts: int, rows: int) -> bool:
+    return parts * _PIECE <= rows or parts == 1

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.ordering import ordered
+from jetcapture_py.archive.schema import ENVELOPE
+from tests.unit.archive.test_writer import batch, plain
+
+Row = tuple[int, int]  # sequence, row in the message
+
+
+def table(rows: list[Row], cuts: list[int]) -> pa.Table:
+    """Rows of multi-row messages, in batches that end at `cuts`."""
+    whole = batch([(seq, seq * 1000) for seq, _ in rows])
+    whole = whole.append_column(layout.ROW, pa.array([row for _, row in rows], pa.int32()))
+    edges = sorted({0, len(rows), *(cut % (len(rows) + 1) for cut in cuts)})
+    return pa.Table.from_batches([whole.slice(a, b - a) for a, b in pairwise(edges)])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 60), max_size=5),
+    st.integers(1, 3000),
+)
+def test_the_pieces_are_all_rows_in_order_each_once_and_no_message_in_two(
+    rows: list[Row], cuts: list[int], size: int
+) -> None:
+    pieces, repeated = ordered(table(rows, cuts), size)
+    found = [list(zip(*piece.select([layout.SEQ, layout.ROW]).to_pydict().values(), strict=True)) for piece in pieces]
+    assert [row for piece in found for row in piece] == sorted(set(rows))
+    assert repeated == len(rows) - len(set(rows))
+    messages = [{seq for seq, _ in piece} for piece in found]
+    assert sum(map(len, messages)) == len({seq for seq, _ in rows})
+
+
+def test_pieces_of_messages_of_very_different_sizes_are_alike() -> None:
+    sizes = [1_000_000] * 8 + [1000] * 8000
+    shuffled = list(range(len(sizes)))
+    random.Random(5).shuffle(shuffled)
+    payloads = pa.array([bytes(size) for size in sizes], pa.binary())
+    rows = batch(plain(len(sizes)))
+    rows = rows.set_column(rows.schema.get_field_index(layout.PAYLOAD), ENVELOPE.field(layout.PAYLOAD), payloads)
+    for each in (rows, rows.take(pa.array(shuffled))):
+        pieces, _ = ordered(pa.Table.from_batches([each]), 2_000_000)
+        held = [piece.nbytes for piece in pieces]
+        assert len(held) >= 8
+        assert max(held) < 4_000_000
+
+
+def test_only_the_rows_of_one_piece_are_copied_at_a_time() -> None:
+    payloads = [bytes(50_000)] * 400
+    rows = batch(plain(400))
+    rows = rows.set_column(
+        rows.schema.get_field_index(layout.PAYLOAD), ENVELOPE.field(layout.PAYLOAD), pa.array(payloads, pa.binary())
+    )
+    order = np.random.default_rng(7).permutation(400)
+    whole = pa.Table.from_batches([rows.take(pa.array(part)) for part in np.split(order, 8)])
+    before = pa.total_allocated_bytes()
+    pieces, _ = ordered(whole, 1_000_000)
+    most = max(pa.total_allocated_bytes() - before for _ in pieces)
+    assert most < 6_000_000, "of 20 MB"
