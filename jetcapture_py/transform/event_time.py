@@ -11,6 +11,7 @@ Times from 1970 up to, and without, 2200 count: what is beyond is a mistake in a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -22,8 +23,6 @@ from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.decode import FormatConfig, parse_type
-from jetcapture_py.transform.decode.json_common import search
-from jetcapture_py.transform.decode.json_text import JsonTexts
 from jetcapture_py.transform.keys import field_column, header_values
 
 END = 7_258_118_400
@@ -40,6 +39,10 @@ _RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
 _NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
 _DIGITS = 9
 """Of a fraction: enough for nanoseconds."""
+
+
+Texts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
+"""Reads fields from payloads."""
 
 
 class TimeConfig(Protocol):
@@ -74,10 +77,12 @@ def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTim
             raise ValueError(f"decode.format raw has no field {quoted(config.time)}; use header.NAME, or decode")
         if decode.columns:
             _check_declared(config, decode)
-    inferred = decode is not None and decode.format == "json" and not decode.columns
-    return EventTime(
-        config.time, unit=config.time_unit, fallback=config.time_fallback is not None, from_json=field and inferred
-    )
+    texts: Texts | None = None
+    if field and decode is not None and decode.format == "json" and not decode.columns:
+        from jetcapture_py.transform.decode.json_text import JsonTexts  # imported only where JSON is read
+
+        texts = JsonTexts([config.time])
+    return EventTime(config.time, unit=config.time_unit, fallback=config.time_fallback is not None, texts=texts)
 
 
 def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
@@ -100,16 +105,15 @@ class EventTime:
     """Reads the time of each message from `setting`: a decoded field, by name or path, or `header.NAME`.
 
     `unit` is what numbers count; without one, no number is a time. With `fallback`, a message without a time takes the
-    stream's timestamp. With `from_json`, fields are read from payloads that are JSON objects, because the types of
-    inferred columns depend on other messages.
+    stream's timestamp. `texts` reads the field from payloads, where the types of columns depend on other messages.
     """
 
     def __init__(
-        self, setting: str, *, unit: str | None = None, fallback: bool = False, from_json: bool = False
+        self, setting: str, *, unit: str | None = None, fallback: bool = False, texts: Texts | None = None
     ) -> None:
         self._setting, self._unit, self._fallback = setting, unit, fallback
         self._header = setting.removeprefix(_HEADER) if setting.startswith(_HEADER) else None
-        self._texts = JsonTexts([setting]) if from_json else None
+        self._texts = texts
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
         """Return a time for every row, and by row why it has none; such a row's time is the stream's timestamp."""
@@ -190,11 +194,16 @@ def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:
     try:
         times = dated.cast(to)
     except pa.ArrowInvalid:  # such as 30 February
-        wrong = np.zeros(len(dated), bool)
-        wrong[list(search(lambda part: part.cast(to), dated))] = True
-        times = pc.if_else(pa.array(wrong), pa.scalar(None, pa.string()), dated).cast(to)
+        times = pa.concat_arrays([_times_of(dated.slice(row, 1), to) for row in range(len(dated))])
     found = _scaled(times.cast(pa.int64()), _MICROSECOND)
     return found if unit is None else pc.coalesce(found, _of_numbers(texts, unit))
+
+
+def _times_of(text: pa.StringArray, to: pa.DataType) -> pa.TimestampArray:
+    try:
+        return text.cast(to)
+    except pa.ArrowInvalid:
+        return pa.nulls(len(text), to)
 
 
 def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:

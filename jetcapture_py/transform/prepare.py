@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,10 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
-from jetcapture_py.transform.event_time import EventTime
 from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.event_time import EventTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 from jetcapture_py.verify import rows
-from jetcapture_py.verify.rows import DamagedError
+from jetcapture_py.verify.rows import DamagedError as DamagedError
 
 TAIL = footer.USUAL
 """Bytes from an object's end that are read at once, in the hope that the footer is no longer."""

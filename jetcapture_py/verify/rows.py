@@ -5,6 +5,7 @@ A piece of the object is in memory at a time, unless a single row is larger.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ _READ_AHEAD = 8 << 20
 _BLOCKS = (8 << 20, 128 << 20, 1 << 30)
 """Bytes of text that are parsed at once; a row must fit, so larger ones are tried where it does not."""
 _TOO_SMALL = "straddl"
+_CONTENT = re.compile(r"(?<= columns), got .*")
+"""What Arrow shows of a row with too few fields: it is not for a report."""
 _TYPES = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
 _CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
 
@@ -54,7 +57,7 @@ def identities(storage: ObjectStorage, file: File, name: ObjectName, writer: Use
     except VanishedError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"it cannot be read: {one_line(error)}") from error
+        raise DamagedError(f"it cannot be read: {_CONTENT.sub('', one_line(error))}") from error
     return np.concatenate(seqs), np.concatenate(times)
 
 
