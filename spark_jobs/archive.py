@@ -101,8 +101,8 @@ def read_archive(
                 raise
     frame = _between(frame, sf.col(layout.TIMESTAMP), part.start, part.end)
     if part.by_event:
-        own = [sf.col(layout.TIME)] if layout.TIME in frame.columns else []
-        frame = _between(frame, sf.coalesce(*own, sf.col(layout.TIMESTAMP)), part.event_start, part.event_end)
+        times = [name for name in (layout.TIME, layout.TIMESTAMP) if name in frame.columns]
+        frame = _between(frame, sf.coalesce(*map(sf.col, times)), part.event_start, part.event_end)
     return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
 
 

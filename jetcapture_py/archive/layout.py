@@ -184,7 +184,8 @@ class ObjectName:
     @property
     def path(self) -> str:
         """The object's path, relative to the archive's root."""
-        start = f"{_bucket_names(self.bucket)[1]}{'E' if self.event_time else 'Z'}"
+        start = _bucket_names(self.bucket)[1]
+        start = f"{start[:-1]}E" if self.event_time else start
         name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{self.suffix}"
         return f"{self.directory}/{name}"
 
@@ -203,7 +204,7 @@ class ObjectName:
 def _bucket_names(bucket: int) -> tuple[str, str]:
     """A bucket's directories, and how it begins the names of its objects."""
     at = datetime.fromtimestamp(bucket, UTC)
-    return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%S}"
+    return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%SZ}"
 
 
 @lru_cache(maxsize=4096)

@@ -88,7 +88,7 @@ class Encoder:
     """Writes blocks of one stream; `interval` is the block interval in seconds.
 
     `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
-    does, which names this process. `time` is `block.time`, which buckets are made of. `format` writes what is not
+    does, which names this process. `time` says what buckets are made of. `format` writes what is not
     Parquet; the quarantine is always Parquet.
     """
 

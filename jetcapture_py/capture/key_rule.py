@@ -23,6 +23,7 @@ from jetcapture_py.transform.keys import KeyFunction
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.config.model import BlockConfig
     from jetcapture_py.transform.batch import Decoder
 
 log = logging.getLogger("jetcapture.capture")
@@ -46,6 +47,12 @@ def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decod
     if not decode.columns:
         return f"{template} (fields as sent)"
     return f"{template} ({', '.join(f'{field}: {_declared(field, decode)}' for field in fields)})"
+
+
+def describe_time(block: BlockConfig) -> str:
+    """Describe the time that buckets are made of: `timestamp`, `placed_at`, `header.X-At in ms, else timestamp`."""
+    unit = f" in {block.time_unit}" if block.time_unit else ""
+    return f"{block.time}{unit}{f', else {block.time_fallback}' if block.time_fallback else ''}"
 
 
 def _name(code: Any) -> str:

@@ -48,7 +48,7 @@ def encoder(
         interval=int(config.block.interval),
         compression=config.block.compression,
         key_rule=key_rule.describe(config.key, config.decode, key, decoder),
-        time=config.block.time,
+        time=key_rule.describe_time(config.block),
         format=_made("block.format", make, config.block.format),
     )
 

@@ -68,8 +68,9 @@ def without_payloads(data: object) -> object:
     if not isinstance(data, dict):
         return data
     block, decode = data.get("block"), data.get("decode") or {}
-    text = isinstance(block, dict) and block.get("format") in types.TEXT_FORMATS
-    if not text or not isinstance(decode, dict) or decode.get("keep_payload") is not None:
+    if not isinstance(block, dict) or block.get("format") not in types.TEXT_FORMATS:
+        return data
+    if not isinstance(decode, dict) or decode.get("keep_payload") is not None:
         return data
     if decode.get("format", "raw") == "raw":
         raise ValueError(

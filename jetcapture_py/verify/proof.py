@@ -23,6 +23,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.holes import Missing, list_gaps
 from jetcapture_py.verify.ranges import Sequences
@@ -45,6 +46,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     With `deep`, every byte of every object is read. `progress` is called with a stage and how much of it is done.
     Raises ConfigError, and StoreError when the archive cannot be listed; a stream that cannot be asked is reported.
     """
+    writer = _user_writer(config)
     storage = ObjectStorage(config.store.url, config.store.options)
     mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
     notes: list[str] = []
@@ -59,7 +61,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
         except SourceError as error:
             notes.append(f"the stream: {error}; only the archive itself was checked")
         scope = _Scope.of(known, mark)
-        found = await _survey(storage, config, scope, progress, deep=deep)
+        found = await _survey(storage, config.source.stream, scope, writer, progress, deep=deep)
         missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         asked = (
             await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
@@ -70,10 +72,16 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
 
 
 async def _survey(
-    storage: ObjectStorage, config: Config, scope: _Scope, progress: Progress | None, *, deep: bool
+    storage: ObjectStorage,
+    stream: str,
+    scope: _Scope,
+    writer: UserWriter | None,
+    progress: Progress | None,
+    *,
+    deep: bool,
 ) -> ArchiveScan:
     """Look at the archive in a thread, which ends soon after we are cancelled."""
-    cancelled, stream, writer = Event(), config.source.stream, _user_writer(config)
+    cancelled = Event()
 
     def step(stage: str, done: int, total: int) -> None:
         if cancelled.is_set():
@@ -316,7 +324,7 @@ def _unchecked(
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
     if found.by_name:
-        yield f"{found.by_name:,} objects whose writer cannot read them: they hold what their names say, or nothing"
+        yield f"{plural(found.by_name, 'object')} in a format whose writer does not read: only the names were checked"
     if found.copies.unread:
         yield f"{found.copies.unread:,} objects that may hold copies: they could not be reread"
     if found.older:
