@@ -146,15 +146,15 @@ class EventTime:
 def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
     """Return microseconds since 1970 of values that are times, null for others; `unit` is what numbers count."""
     types, kind = pa.types, values.type
+    if types.is_dictionary(kind):
+        return microseconds(values.dictionary_decode(), unit)
     if types.is_timestamp(kind):
         return _scaled(values.cast(pa.int64()), _IN_A_SECOND[kind.unit])
-    if types.is_date(kind):
-        seconds = values.cast(pa.timestamp("s")) if types.is_date64(kind) else None
-        if seconds is not None:
-            return _scaled(seconds.cast(pa.int64()), 1)
-        days = values.cast(pa.int32()).cast(pa.int64())
-        return _scaled(pc.multiply(days, 86_400), 1)
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_date32(kind):
+        return _scaled(pc.multiply(values.cast(pa.int32()).cast(pa.int64()), 86_400), 1)
+    if types.is_date64(kind):
+        return _scaled(values.cast(pa.int64()), 1_000)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return _of_texts(values.cast(pa.string()), unit)
     if unit is None:
         return pa.nulls(len(values), pa.int64())

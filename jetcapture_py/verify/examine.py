@@ -147,7 +147,7 @@ def _examine_rows(
 def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
     """The messages of an object without a footer, which prove its name."""
     seqs, times = rows.identities(storage, file, name, writer)
-    if len(seqs) != name.rows:
+    if len(seqs) != name.rows or not name.rows:
         raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
     seqs, times = _once(seqs, times)
     check_identities(name, seqs, times, len(seqs))
@@ -159,7 +159,7 @@ def _named(file: File, name: ObjectName) -> Held:
 
     Times are not known: all of it counts for the present life.
     """
-    whole = name.rows == name.last_seq - name.first_seq + 1
+    whole = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MOST_ROWS
     return Held(
         name=name,
         size=file.size,

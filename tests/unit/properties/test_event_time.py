@@ -94,7 +94,10 @@ def check(values: list[Any], kind: pa.DataType, unit: str | None, reference: Cal
 @example(["1700000000.1234567899999", "1700000000", "9999999999999999999"], "s")
 def test_texts_are_read_as_one_by_one(values: list[str | None], unit: str | None) -> None:
     check(values, pa.string(), unit, lambda text: of_text(text, unit))
-    check(values, pa.large_string(), unit, lambda text: of_text(text, unit))
+    for kind in (pa.large_string(), pa.string_view()):
+        check(values, kind, unit, lambda text: of_text(text, unit))
+    repeated = pa.array(values, pa.string()).dictionary_encode()
+    assert microseconds(repeated, unit).equals(microseconds(pa.array(values, pa.string()), unit))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 8 * 10**18)), units)
