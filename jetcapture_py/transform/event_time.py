@@ -12,6 +12,7 @@ Times from 1970 up to, and without, 2200 count: what is beyond is a mistake in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -163,7 +164,7 @@ def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
     if types.is_floating(kind):
         return _of_floats(values.cast(pa.float64()), _IN_A_SECOND[unit])
     if types.is_decimal(kind):
-        return _of_numbers(values.cast(pa.string()), unit)
+        return _of_decimals(values, _IN_A_SECOND[unit])
     return pa.nulls(len(values), pa.int64())
 
 
@@ -182,6 +183,15 @@ def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
     right = (found >= 0) & (found < END * in_a_second)  # neither is true of NaN
     found = np.rint(np.where(right, found, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
     return pa.array(found, mask=~(right & (found < END * _MICROSECOND)))
+
+
+def _of_decimals(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
+    """Decimals as microseconds; digits below are cut off. Arrow cannot compute with all of them."""
+    found = []
+    for number in numbers.to_pylist():
+        right = number is not None and 0 <= number < END * in_a_second
+        found.append(int(Fraction(number) * _MICROSECOND / in_a_second) if right else None)
+    return pa.array(found, pa.int64())
 
 
 def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:

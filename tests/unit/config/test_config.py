@@ -161,8 +161,8 @@ def test_the_defaults_are_the_contract() -> None:
         ),
         (
             "block.format",
-            "cvs",
-            'block.format: expected parquet, ndjson, csv or package.module:object, got "cvs"; did you mean csv?',
+            "nd-json",
+            'block.format: expected parquet, ndjson, csv or package.module:object, got "nd-json"; did you mean ndjson?',
         ),
         ("limits.memory", "1MiB", 'limits.memory: expected at least 32MiB, got "1MiB"'),
         ("log.level", "INFO", 'log.level: expected debug, info, warning or error, got "INFO"; did you mean info?'),
