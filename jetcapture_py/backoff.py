@@ -1,4 +1,4 @@
-"""How long to wait between attempts."""
+"""Exponential backoff."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def delays(first: float, longest: float) -> Iterator[float]:
-    """Yield the seconds to wait after each failed attempt: doubling from `first` to `longest`, with jitter; endless."""
+    """Yield seconds to wait between attempts, endlessly: doubling from `first` to `longest`, with jitter."""
     delay = first
     while True:
         yield delay * random.uniform(0.5, 1.0)  # noqa: S311  jitter, not a secret

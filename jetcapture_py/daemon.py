@@ -1,4 +1,4 @@
-"""The process around a capture: signals, shutdown and the exit code."""
+"""Run a capture as a process: signals, shutdown and the exit code."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ DRAINED, FAILED = 0, 1
 
 
 def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | None = None) -> int:
-    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; return the exit code. `server` already listens for
-    probes.
+    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; return the exit code.
 
-    A second SIGTERM or SIGINT ends the process immediately.
-
-    Raises ConfigError for problems that show only at start: an object that cannot be imported, a missing extra.
+    `server` already answers probes. A second SIGTERM or SIGINT exits immediately. Raises ConfigError for problems found
+    only at startup: an object that cannot be imported, a missing extra.
     """
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
@@ -56,12 +54,12 @@ async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bo
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             if number is signal.SIGHUP:
-                return  # a terminal that closes sends it more than once
+                return  # a closing terminal sends it more than once
             event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=state.unacked)
             leave(FAILED)
         event(log, logging.INFO, "capture.draining", signal=number.name, unacked=state.unacked)
         if not state.opened:
-            leave(DRAINED)  # nothing has been pulled yet, and the client library may swallow a cancellation
+            leave(DRAINED)  # nothing has been pulled yet, and nats-py may swallow a cancellation
         stop.set()
 
     loop = asyncio.get_running_loop()
@@ -79,7 +77,7 @@ async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bo
 def _http(state: CaptureState, server: HttpServer | None) -> Iterator[None]:
     """Serve metrics and probes while the capture runs.
 
-    Without an explicit `http` section, a port in use is not an error: replicas may share a machine.
+    Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
     """
     config = state.config.http
     with contextlib.ExitStack() as stack:
@@ -106,7 +104,7 @@ def _failed(*errors: BaseException) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process without waiting for threads."""
+    """Exit without waiting for threads."""
     logging.shutdown()
     os._exit(code)
 

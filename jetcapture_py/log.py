@@ -3,8 +3,8 @@
     2026-01-31T12:00:00.123Z INFO blocks.stored blocks=1 rows=5000
     {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "blocks.stored", "blocks": 1, "rows": 5000}
 
-Unprintable characters are escaped, so no value can start a line or move a terminal's cursor. Exceptions are one line
-without a traceback. Log lines of libraries become the event `library.log` from level warning on, and Python's warnings
+Unprintable characters are escaped, so no value can start a line or control a terminal. Exceptions are one line without
+a traceback. Log lines of libraries, from level warning on, become the event `library.log`, and Python's warnings
 `python.warning`.
 """
 
@@ -22,16 +22,16 @@ from typing import Any, TextIO
 from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line
 
 ROOTS = ("jetcapture", "jetcapture_py")
-"""The loggers above all of ours; libraries have their own."""
+"""Our top-level loggers."""
 FIELDS = "jetcapture_fields"
-"""Name of a log record's attribute that holds the event's fields."""
+"""Attribute of a log record with the event's fields."""
 
 _RESERVED = ("ts", "level", "event")
 _BARE = re.compile(r'[^\s="\\]+')
 
 
 def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noqa: A002  # the setting's name
-    """Log to `stream` (standard error), as `text`, `json` or `auto`: text on a terminal, else JSON.
+    """Log to `stream` (default: standard error) as `text`, `json` or `auto`: text on a terminal, else JSON.
 
     `level` applies to our own events. A second call replaces the first; other handlers stay.
     """
@@ -60,19 +60,19 @@ def event(logger: logging.Logger, level: int, name: str, /, **fields: object) ->
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people: time, level, event, and `key=value` with quotes where they are needed."""
+    """One line for people: time, level, event and `key=value` pairs, quoted if needed."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Format the record."""
         head = f"{_time(record)} {record.levelname} {escaped(_event(record))}"
         return " ".join([head, *(f"{_bare(name)}={_text(value)}" for name, value in _fields(record).items())])
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: `ts`, `level`, `event`, and the fields, of which none can replace these three."""
+    """One JSON object: `ts`, `level`, `event` and the fields, which cannot replace these three."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's line."""
+        """Format the record."""
         line: dict[str, Any] = {"ts": _time(record), "level": record.levelname.lower(), "event": _event(record)}
         for name, value in _fields(record).items():
             line[f"{name}_" if name in _RESERVED else name] = value
@@ -80,7 +80,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that `setup` can find it again."""
+    """A type of our own, so that `setup` can find it again."""
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -94,7 +94,7 @@ def _event(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the event's fields as plain values, also for a library's log line."""
+    """Return the event's fields, or those of a library's log line, as plain values."""
     given: Mapping[str, object] | None = getattr(record, FIELDS, None)
     if given is None:
         message = one_line(record.getMessage(), LONGEST_LOGGED)
@@ -106,7 +106,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """Return a JSON value; anything else as text."""
+    """Convert to JSON types; other values become text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class LogLimit:
-    """Allows one event per `every` seconds, with the count since the last one."""
+    """Allows one event every `every` seconds, with the count since the last one."""
 
     def __init__(self, every: float = 10.0) -> None:
         self._every = every
@@ -12,7 +12,7 @@ class LogLimit:
         self._count = 0
 
     def due(self, now: float, count: int = 1) -> int:
-        """Count `count` more; return how many to log now, 0 for none."""
+        """Add `count`; return the count to log now, 0 to log nothing."""
         self._count += count
         if not self._count or now - self._last < self._every:
             return 0

@@ -1,4 +1,4 @@
-"""Faster start and exit: import only what the configuration needs, and keep the garbage collector off it."""
+"""Faster start and exit: import only what the configuration needs, and exempt it from garbage collection."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WEBSOCKETS = "aiohttp"
 def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Iterator[None]:
     """Import the modules that work with `config` inside the block.
 
-    Imported modules stay until the end, so the garbage collector ignores them: while they load, at every full
-    collection, and when the process ends. numpy's linear algebra, which is not used here, starts no thread per core.
+    Imported modules are never freed, so the garbage collector skips them: while they load, in full collections, and on
+    exit. numpy's linear algebra library, which is not used here, starts no threads.
     """
     if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -34,10 +34,7 @@ def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Itera
 
 
 def _without_websockets() -> None:
-    """Import nats-py as if the library for ws:// were missing, which other extras may have installed.
-
-    Later imports find it.
-    """
+    """Import nats-py without its WebSocket library, even if it is installed. Later imports find the library again."""
     if WEBSOCKETS in sys.modules:
         return
     sys.modules[WEBSOCKETS] = None  # type: ignore[assignment]  # Python's marker for a missing module

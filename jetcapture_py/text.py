@@ -1,7 +1,7 @@
-"""Make foreign text safe for a log line, a terminal and the quarantine: short, printable, without credentials.
+"""Make foreign text safe for logs, terminals and the quarantine: short, printable, without credentials.
 
-Errors of libraries and user code quote what they were working on: addresses with passwords, whole payloads, control
-characters. Every error that is stored or logged passes through `one_line`.
+Errors of libraries and user code may contain addresses with passwords, whole payloads and control characters. Every
+error that is stored or logged passes through `one_line`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 LONGEST = 300
 """Maximum length of an error that is stored or becomes part of another error."""
 LONGEST_LOGGED = 2000
-"""Maximum length of an error in the log, where the reason may follow long paths."""
+"""Maximum length of an error in the log; the reason may follow long paths."""
 
 _MOST_READ = 1 << 16
 _MOST_PARTS = 10
-"""Errors of a group that are shown."""
+"""Maximum errors of a group that are shown."""
 
 _USERINFO = re.compile(r"""//(?:[^/\s"'<>]*|[^/\s"'<>@:]*:(?!\d+[/?#])(?:/?[^/\s"'<>])*/?)@""")
-"""What stands before the host in an address; a slash in a password should have been escaped, but may not be."""
+"""User and password in a URL; a slash in the password should be escaped, but may not be."""
 _NAMES = ("pass", "pwd", "secret", "token", "key", "credential", "sig", "seed", "authorization")
 _VALUE = r"""(?:(?:[bu]|[A-Z]\w{0,20}\()?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)|[^\s"']+)"""
 _NAMED = re.compile(
@@ -30,7 +30,7 @@ _NAMED = re.compile(
     ) {_VALUE}""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""A value whose name says that it is secret, as in a query string, a connection string, a header, JSON or a repr."""
+"""A value with a name that suggests a secret, as in a query string, connection string, header, JSON or repr."""
 _SHAPED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*")
 """NKey seeds and JSON Web Tokens."""
 _SHORTEST = 16
@@ -40,12 +40,12 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 def one_line(error: object, limit: int = LONGEST) -> str:
     """Describe an error in one printable line of at most `limit` characters, without credentials.
 
-    An exception is shown as `Type: text`, a group with the errors in it; anything else as its text. Never raises.
+    Exceptions become `Type: text`, groups include their errors; other objects become their text. Never raises.
     """
     text = _text(error).lstrip()
     words = text[:_MOST_READ].split()
     if len(text) > _MOST_READ and len(words) > 1:
-        words.pop()  # a credential that was cut in two would not be recognized
+        words.pop()  # a truncated credential might not be recognized
     line = without_credentials(" ".join(words))
     if not line.isprintable():
         line = "".join(character if character.isprintable() else "\ufffd" for character in line)
@@ -53,17 +53,17 @@ def one_line(error: object, limit: int = LONGEST) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Replace what looks like a credential by `***`."""
+    """Replace what looks like a credential with `***`."""
     if "@" in text:
         text = _USERINFO.sub("//***@", text)
     lowered = text.lower()
-    if any(name in lowered for name in _NAMES):  # which is much faster than to look for all of them at once
+    if any(name in lowered for name in _NAMES):  # much faster than the regular expression
         text = _NAMED.sub(r"\1***", text)
     return _SHAPED.sub("***", text) if len(text) > _SHORTEST else text
 
 
 def is_text(value: str) -> bool:
-    """Whether a string can be written as UTF-8: a surrogate, which JSON and YAML can spell, cannot."""
+    """Whether a string can be encoded as UTF-8, so has no surrogates, which JSON and YAML can express."""
     return value.isascii() or not _SURROGATE.search(value)
 
 
@@ -73,9 +73,9 @@ def plural(count: int, one: str, many: str | None = None, *, grouped: bool = Fal
 
 
 def escaped(text: str) -> str:
-    """Return the text with unprintable characters, quotes and backslashes escaped.
+    """Escape unprintable characters, quotes and backslashes.
 
-    The result cannot end a line, move a terminal's cursor, or end the quotes around it.
+    The result cannot break lines, control a terminal, or end quotes around it.
     """
     return "".join(char if char.isprintable() and char not in '"\\' else _escape(char) for char in text)
 
@@ -89,7 +89,7 @@ def _text(error: object) -> str:
             parts = "; ".join(one_line(part) for part in error.exceptions[:_MOST_PARTS])
             more = "; …" if len(error.exceptions) > _MOST_PARTS else ""
             text = f"{error.message} [{parts}{more}]"
-    except BaseException:  # its own methods may do anything
+    except BaseException:  # user-defined methods may raise anything
         text = ""
     name = type(error).__name__
     return f"{name}: {text}" if text.strip() else name

@@ -1,11 +1,12 @@
 """PySpark jobs over an archive, and JetStream as a Spark data source.
 
-archive     `read_archive` and `archive_view`; `reading` has their parts
+archive     `read_archive` and `archive_view`; implemented in `reading`
 query       SQL over an archive (`sql`), printed, written or published
-compact     merges small and overlapping objects; `compaction` has its parts
-replay      publishes archived messages or rows; `replaying` and `publishing` have its parts
-report      one HTML page about an archive; `reporting` has its parts
+compact     merges small and overlapping objects; implemented in `compaction`
+replay      publishes archived messages or rows; implemented in `replaying` and `publishing`
+report      one HTML page about an archive; implemented in `reporting`
 datasource  the `nats` format
-job         session, arguments and errors of all jobs
+arguments   command line arguments shared by the jobs
+job         session and error handling shared by the jobs
 demo        `jetcapture demo`
 """

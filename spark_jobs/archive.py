@@ -37,6 +37,9 @@ Engine = Literal["spark", "arrow"]
 MOST_SCANS = 16
 """Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several
 columns has hundreds of combinations; the objects with the fewest rows are then read with Arrow."""
+_FEW_SCANS = 4
+_ROWS_OF_A_SCAN = 100_000
+"""Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
 _ATTEMPTS = 3
 
@@ -242,9 +245,13 @@ class _Reader:
             alike[self.schema_of[name]].append(name)
         schemas = sorted(alike, key=lambda schema: -sum(name.rows for name in alike[schema]))
         scans, rest = divide(schemas, self.table.reads, MOST_SCANS if self.archive.native else 0)
-        frames = [
-            self._natively(reads, [name for each in members for name in alike[each]], parts) for reads, members in scans
-        ]
+        frames: list[DataFrame] = []
+        for reads, members in scans:
+            chosen_names = [name for each in members for name in alike[each]]
+            if len(frames) < _FEW_SCANS or sum(name.rows for name in chosen_names) >= _ROWS_OF_A_SCAN:
+                frames.append(self._natively(reads, chosen_names, parts))
+            else:
+                rest = [*members, *rest]
         if rest:
             fields, columns = self.table.fields(rest)
             others = [name for each in rest for name in alike[each]]

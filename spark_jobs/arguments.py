@@ -1,4 +1,4 @@
-"""The command lines of the jobs: dataclasses whose fields are options, inherited from groups that jobs share."""
+"""Command line arguments of the jobs, as dataclasses: each field is an option, shared options are base classes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _PLAIN: TypeAdapter[dict[str, Any]] = TypeAdapter(Options)
 
 
 class Parsed(NamedTuple):
-    """How an option's text becomes its value; `read` raises ValueError. A list is read one by one."""
+    """Converts an option's text, or each element of a list, to its value; `read` raises ValueError."""
 
     read: Callable[[str], object]
 
 
 def parse(name: str, kind: type[T], arguments: Sequence[str] | None) -> T:
-    """Return the arguments of the command `name`, whose help is the docstring of `kind`.
+    """Parse the arguments of the command `name`; its help text is the docstring of `kind`.
 
-    Ends the process for --help, and with exit code 2 for a usage error. Raises ConfigError for a file of --config.
+    Exits for --help, and with code 2 on a usage error. Raises ConfigError for an invalid --config file.
     """
     found: list[T] = []
     hints = get_type_hints(kind, include_extras=True)
-    own = [*getattr(kind, "positional", ()), *kind.__annotations__]  # before those of groups
+    own = [*getattr(kind, "positional", ()), *kind.__annotations__]  # listed before shared options
     declared = [each for each in fields(kind) if each.init]  # type: ignore[arg-type]
     declared.sort(key=lambda each: own.index(each.name) if each.name in own else len(own))
     parameters = [_parameter(each, hints[each.name]) for each in declared]
@@ -66,7 +66,7 @@ def parse(name: str, kind: type[T], arguments: Sequence[str] | None) -> T:
 
 
 def _after_options(words: Sequence[str], switches: Container[str]) -> list[str]:
-    """Move SQL that begins with a comment behind `--`, where it is not taken for an option."""
+    """Move SQL that starts with a comment after `--`, so that it is not parsed as an option."""
     if "--" in words:
         return list(words)
     options: list[str] = []
@@ -115,23 +115,24 @@ _WHEN = "RFC 3339, UTC by default, or the start of today or yesterday"
 
 @dataclass(kw_only=True)
 class StoreArguments:
-    """Which archive a job works on: `URL STREAM`, or `--config FILE`, which provides both.
+    """The archive to work on: `URL STREAM`, or `--config FILE`, which provides both.
 
-    `options` are for fsspec; `nats` is the file's section, None without a file.
+    `options` go to fsspec; `nats` is the configuration's section, None without --config.
     """
 
     url: Annotated[str, Argument(metavar="URL", help="The archive's store.url. Omit with --config.")] = ""
     stream: Annotated[str, Argument(metavar="STREAM", help="The stream's name. Omit with --config.")] = ""
     config: Annotated[
         Path | None,
-        Option("--config", metavar="FILE", help="The capture's configuration: provides the store, stream and servers."),
+        Option("--config", metavar="FILE", help="The capture's configuration; provides store, stream and servers."),
     ] = None
     given: Annotated[
         list[tuple[str, object]],
         Option(
             "--option",
             metavar="NAME=VALUE",
-            help="As store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; repeatable.",
+            help="One of store.options: anon=true, 'key=${S3_KEY}', 'client_kwargs={region_name: eu-west-1}'; "
+            "repeatable.",
         ),
         Parsed(_option),
     ] = field(default_factory=list)
@@ -140,7 +141,7 @@ class StoreArguments:
     positional: ClassVar[tuple[str, ...]] = ("url", "stream")
 
     def __post_init__(self) -> None:
-        """Assign the positional arguments, of which the first two are not given with --config."""
+        """Assign the positional arguments; --config replaces the first two."""
         words = [word for name in self.positional if (word := getattr(self, name))]
         if self.config is not None:
             settings = model.load(self.config)
@@ -149,7 +150,7 @@ class StoreArguments:
         if len(words) < len(self.positional):
             raise BadParameter(f"{self.positional[len(words)].upper()} is missing")
         if len(words) > len(self.positional):
-            raise BadParameter(f"{words[-1]} is one argument too many: --config provides URL and STREAM")
+            raise BadParameter(f"unexpected argument {words[-1]}: --config provides URL and STREAM")
         for name, word in zip(self.positional, words, strict=True):
             setattr(self, name, word)
         self.options |= dict(self.given)
@@ -157,7 +158,7 @@ class StoreArguments:
 
 @dataclass(kw_only=True)
 class PartArguments(StoreArguments):
-    """Which part of the archive a job works on."""
+    """The part of the archive to work on."""
 
     start: Annotated[
         datetime | None, Option("--from", metavar="TIME", help=f"Inclusive; {_WHEN}."), Parsed(parse_time)
@@ -171,23 +172,23 @@ class PartArguments(StoreArguments):
 
     @property
     def keys(self) -> list[str | None] | None:
-        """The keys, None among them for messages without one; None for all."""
+        """The selected keys (None: messages without a key), or None for all."""
         return [key or None for key in self.given_keys] or None
 
 
 @dataclass(kw_only=True)
 class ArchiveArguments(PartArguments):
-    """How a job reads the archive."""
+    """How to read the archive."""
 
     complete_only: Annotated[
         bool,
-        Option("--complete-only", help="Only messages up to the watermark's time: no more can arrive there."),
+        Option("--complete-only", help="Only messages up to the watermark's time, where no more can arrive."),
     ] = False
     dedupe: Annotated[
         Literal["auto", "full", "none"],
         Option(
-            help="auto: drop second copies of a message under the same key and bucket, which is all of them unless "
-            "`key` or block.interval was changed; full: also copies under other keys and buckets, which compares all "
+            help="auto: drop copies of a message under the same key and bucket, which is all of them unless `key` or "
+            "block.interval has changed; full: also drop copies under other keys and buckets, by comparing all "
             "messages; none: keep all copies."
         ),
     ] = "auto"
@@ -195,7 +196,7 @@ class ArchiveArguments(PartArguments):
 
 @dataclass(kw_only=True)
 class QueryArguments(ArchiveArguments):
-    """How Spark SQL reads the archive."""
+    """How to read the archive with Spark SQL."""
 
     parquet_only: Annotated[
         bool, Option("--parquet-only", help="Leave out objects in other formats, which cannot be read.")
@@ -212,14 +213,14 @@ class QueryArguments(ArchiveArguments):
     ] = None
     engine: Annotated[
         Literal["spark", "arrow"],
-        Option(help="arrow: where Spark has no file system for the URL."),
+        Option(help="arrow: read with fsspec and Arrow if Spark has no file system for the URL."),
     ] = "spark"
     sql: str = ""
 
 
 @dataclass(kw_only=True)
 class SurveyArguments:
-    """Whether rows are read before they are published."""
+    """Whether to read all rows before publishing."""
 
     no_survey: Annotated[
         bool,
@@ -231,7 +232,7 @@ class SurveyArguments:
 
     @property
     def survey(self) -> bool:
-        """Whether all rows are read before the first is published."""
+        """Whether to read all rows before publishing the first."""
         return not self.no_survey
 
 
@@ -247,7 +248,7 @@ def _flag(name: str) -> str:
 
 @dataclass(kw_only=True)
 class LoginArguments:
-    """Where to publish, and how to log in there; `nats` is the login of --config."""
+    """Target servers and login; `nats` is the login of --config."""
 
     nats: NatsConfig | None = field(init=False, default=None)
 
@@ -271,7 +272,7 @@ class LoginArguments:
 
 
 def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsConfig:
-    """Return the login that the arguments describe; if they name no server, that of --config. Raises ConfigError."""
+    """Return the login: the arguments', or, without --servers, that of --config. Raises ConfigError."""
     values: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name not in (*SECRETS, "servers")}
     given: dict[str, str | None] = {name: _SWITCH.get(value, value) for name, value in values.items()}
     if chosen.context is not None and not chosen.servers:
@@ -279,16 +280,16 @@ def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsCo
     if not chosen.servers:
         others = [_flag(name) for name, value in given.items() if value is not None]
         if chosen.nats is None:
-            raise ConfigError("--servers: missing: where to publish; or --config, for the capture's own servers")
+            raise ConfigError("--servers: missing; or name the capture's configuration with --config")
         if others:
-            raise ConfigError(f"{others[0]}: only together with --servers; otherwise --config says how to log in")
+            raise ConfigError(f"{others[0]}: needs --servers; without it, the login is that of --config")
         return chosen.nats
     given["servers"] = ",".join(chosen.servers)
     return nats_config(given | _secrets(given, env))
 
 
 def _secrets(given: Mapping[str, str | None], env: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the secret of the environment, unless the arguments name another way to log in."""
+    """Return the secret from the environment unless the arguments choose another login method."""
     if given.get("user") is not None:
         return {} if given.get("password_file") is not None else {"password": env.get(SECRETS["password"])}
     if any(given.get(name) is not None for name in ("creds", "token_file", "nkey_seed_file")):

@@ -2,21 +2,20 @@
 
     python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 5m] [--dry-run]
 
-At all times, even if it is killed, every message is in the archive, and a reader that follows the rule of `layout`
-counts it once:
+At all times, even if it is killed, every message is in the archive, and a reader that follows the deduplication rule
+of `layout` counts it once:
 
-- New objects appear whole, beside their sources. While both exist their sequence ranges overlap, so a reader compares
-  their messages. The objects written for one unit are disjoint, so later they are read without comparing.
-- Sources are removed last: after all new objects were written, read back, and compared with the sources, and after a
-  grace period for readers that chose their objects before. Only objects that were listed and read are removed, not
-  those that the capture stores meanwhile; if these overlap the new objects, a reader compares them.
-- Killed while writing: there are more copies than before. The next run keeps new objects that hold everything in their
-  range, and continues with the rest. Killed while waiting or removing: the next run finds everything in objects that it
-  keeps, and removes the sources without writing.
+- New objects appear atomically, next to their sources. While both exist, their sequence ranges overlap, so readers
+  compare their messages. The objects written for one unit are disjoint, so later they are read without comparing.
+- Sources are removed last: after all new objects have been written, read back and compared with the sources, and after
+  a grace period for readers that listed objects earlier. Only objects that were listed and read are removed, not those
+  that the capture stores meanwhile; if these overlap the new objects, readers compare them.
+- If killed while writing, it leaves more copies than before. The next run keeps new objects that are complete in their
+  range and continues with the rest. If killed while waiting or removing, the next run only removes the sources.
 - Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
-  both remove them, because an object gives way only to objects with more rows (see `compaction.plan`).
+  both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
 
-Large enough objects without overlap are left unchanged, so a second run does nothing.
+Large objects without overlap are left unchanged, so a second run does nothing.
 """
 
 from __future__ import annotations
@@ -77,13 +76,13 @@ def compact(
 ) -> Summary:
     """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
 
-    Only buckets that ended more than `older_than` seconds ago, that start at or after `start` and before `end`, and
-    only these `keys`, None among them for messages without one. Where the archive has a watermark, only buckets that
-    are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
-    them was written; this function waits for that once, and reports it to `tell`.
+    Only buckets that ended more than `older_than` seconds ago and start in [`start`, `end`), and only these `keys`
+    (None: messages without a key). If the archive has a watermark, only buckets that are complete by it, unless
+    `incomplete`. Sources are removed `grace` seconds after the last object that replaces them was written; this
+    function waits for that once. `tell` gets progress messages.
 
-    `options` go to fsspec, here and on the executors. Raises JetcaptureError when the archive cannot be listed;
-    failures of single groups are in the summary's errors.
+    `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
+    of single groups are in the summary's errors.
     """
     if target_size <= 0:
         raise JetcaptureError("the target size must be above 0")
@@ -106,7 +105,7 @@ def compact(
     mark = None if incomplete else watermark.read(place.fs, place.root, stream)
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
-        tell(f"buckets that end after the watermark, {mark.time.isoformat()}, are incomplete and are left alone")
+        tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
     spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run)
     outcomes = list(_run(spark, url, options or {}, spec, chosen))
     removed: frozenset[str] = frozenset()
@@ -151,7 +150,7 @@ def _task(url: str, options: dict[str, Any], spec: CompactionSpec) -> Callable[[
 def _remove(
     files: Files, directories: Sequence[str], outcomes: Sequence[Outcome], grace: float, tell: Callable[[str], object]
 ) -> tuple[frozenset[str], list[str]]:
-    """Remove sources after the grace period, where the objects that hold their messages still exist."""
+    """Remove sources after the grace period if the objects that replace them still exist."""
     ready = [outcome for outcome in outcomes if outcome.removable]
     if not ready:
         return frozenset(), []
@@ -161,14 +160,14 @@ def _remove(
         tell(f"waiting {format_duration(round(wait))} for readers before removing {plural(count, 'object')}")
         time.sleep(wait)
     present = {source.name.path for source in files.find(directories)}
-    doomed = []
+    paths: list[str] = []
     for outcome in ready:
         if present.issuperset(outcome.holders):
-            doomed += [path for path in outcome.removable if path in present]
+            paths += [path for path in outcome.removable if path in present]
         else:
             outcome.left = CHANGED
     with ThreadPoolExecutor(_REMOVERS) as threads:
-        failed = dict(zip(doomed, threads.map(files.remove, doomed), strict=True))
+        failed = dict(zip(paths, threads.map(files.remove, paths), strict=True))
     return frozenset(path for path, error in failed.items() if error is None), list(filter(None, failed.values()))
 
 
@@ -185,18 +184,18 @@ class CompactCommand(PartArguments):
     ] = OLDER_THAN
     grace: Annotated[
         float,
-        Option(metavar="DURATION", help="How long readers may go on using replaced objects. [default: 5m]"),
+        Option(metavar="DURATION", help="How long to keep replaced objects for running readers. [default: 5m]"),
         Parsed(parse_duration),
     ] = GRACE
     incomplete: Annotated[
         bool, Option("--incomplete", help="Also compact buckets that are not complete by the archive's watermark.")
     ] = False
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done, and do nothing.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done without doing it.")] = False
     json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 when everything was done, 1 when anything failed."""
+    """Run the command line; return 0 on success, 1 if anything failed."""
     return guarded("compact", lambda: _job(parse("compact", CompactCommand, arguments)))
 
 

@@ -62,7 +62,7 @@ _SERVER_START, _STALLED = 15.0, 120.0
 
 
 def run(directory: Path | None, messages: int) -> int:
-    """Run the demo in its own process group; return 0 when every order was accounted for."""
+    """Run the demo in its own process group; return 0 if every order is accounted for."""
     try:
         _check_prerequisites()
         home = _new_home(directory)
@@ -91,7 +91,7 @@ def run(directory: Path | None, messages: int) -> int:
 
 
 def main(home: str, messages: str) -> int:
-    """Run the demo in this process group, and kill the group when standard input ends: the parent is gone."""
+    """Run the demo in this process group; kill the group when standard input closes because the parent is gone."""
 
     def end_with_parent() -> None:
         os.read(0, 1)  # blocks until the parent is gone
@@ -144,7 +144,7 @@ def _new_home(directory: Path | None) -> Path:
 
 
 def orders(number_of: int) -> Iterator[tuple[str, bytes]]:
-    """Yield subjects and payloads of orders, always the same; one in `ONE_BROKEN_IN` cannot be decoded."""
+    """Yield subjects and payloads of deterministic orders; one in `ONE_BROKEN_IN` cannot be decoded."""
     dice = random.Random(7)  # noqa: S311  # sample data, not secrets
     start = datetime.now(UTC) - timedelta(hours=6)
     for number, region in enumerate(dice.choices(list(CURRENCIES), weights=(4, 3, 2, 1), k=number_of)):
@@ -173,11 +173,11 @@ class _Demo:
         self.began = time.monotonic()
 
     def run(self) -> None:
-        self.console.print(f"Everything happens in {self.home}.", markup=False)
+        self.console.print(f"All files are in {self.home}.", markup=False)
         url = self._server()
-        self._step(f"1. A NATS server runs at {url}; {self.messages:,} orders go to its stream {STREAM}")
+        self._step(f"1. Start a NATS server at {url} and publish {self.messages:,} orders to its stream {STREAM}")
         self._timed("orders acknowledged", lambda: asyncio.run(self._publish(url)))
-        self._step(f"2. {REPLICAS} replicas of `jetcapture run` share the consumer {CONSUMER}, and store Parquet")
+        self._step(f"2. Store them as Parquet with {REPLICAS} replicas of `jetcapture run` on the consumer {CONSUMER}")
         self._timed("messages stored and acknowledged", lambda: asyncio.run(self._capture(url)))
         self._step("3. The archive")
         self._show_archive()
@@ -189,12 +189,12 @@ class _Demo:
         from spark_jobs.job import session
         from spark_jobs.replay import replay
 
-        with self.console.status("Spark starts …"):
+        with self.console.status("Starting Spark …"):
             spark = session("jetcapture demo")
             spark.conf.set("spark.sql.shuffle.partitions", "4")
             for view in ("archive", "quarantine"):
                 archive_view(spark, str(self.archive), STREAM, view, quarantine=view == "quarantine")
-        self._step("4. The quarantine: what could not be decoded, with the reason and the raw bytes")
+        self._step("4. The quarantine: messages that could not be decoded, with the reason and the raw bytes")
         reasons = spark.sql(REASONS)
         self._table(reasons.columns, reasons.collect())
         counts = spark.sql(COUNTS).collect()[0]
@@ -202,7 +202,7 @@ class _Demo:
         self.console.print(SQL, style="dim")
         result = spark.sql(SQL)
         self._table(result.columns, result.collect())
-        self._step(f"6. The result, replayed to NATS subjects results.* and read back from the stream {RESULTS}")
+        self._step(f"6. Publish the result to the subjects results.* and read it back from the stream {RESULTS}")
         published = replay(result, url, "results.{region}").published
         read = asyncio.run(_read_back(url, published))
         for subject, payload in read:
@@ -234,7 +234,7 @@ class _Demo:
         ports = storage / f"nats-server_{process.pid}.ports"
         deadline = time.monotonic() + _SERVER_START
         while time.monotonic() < deadline and process.poll() is None:
-            with suppress(OSError, ValueError):  # not written yet, or half
+            with suppress(OSError, ValueError):  # not written completely yet
                 return str(json.loads(ports.read_text())["nats"][0])
             time.sleep(0.02)
         raise JetcaptureError(f"nats-server did not start: see {log}")
@@ -252,7 +252,7 @@ class _Demo:
         await nc.close()
 
     async def _capture(self, url: str) -> None:
-        """Run the replicas until they have stopped by themselves; show how much is acknowledged."""
+        """Run the replicas until they have caught up and exited; show progress."""
         config = {
             "nats": {"servers": [url]},
             "source": {"stream": STREAM, "consumer": CONSUMER},
@@ -290,7 +290,7 @@ class _Demo:
         return replica.returncode is None
 
     def _show_archive(self) -> None:
-        """Show the directories with one object of each, and the volume of each key."""
+        """Show the directories with one object each, and the volume per key."""
         tree, keys = Tree(Text(str(self.archive))), defaultdict[str, list[int]](lambda: [0, 0, 0])
         directories: dict[Path, list[Path]] = defaultdict(list)
         for path in sorted(self.archive.rglob("*.parquet")):
@@ -316,7 +316,7 @@ class _Demo:
 
     @contextmanager
     def _spark_errors(self) -> Iterator[None]:
-        """Send what Spark prints to a file, also that of its JVM and workers; turn its errors into one line."""
+        """Redirect output of Spark, its JVM and workers to a file; turn Spark's errors into one line."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -339,7 +339,7 @@ class _Demo:
     def _finish(self, messages: int, rows: int, quarantined: int) -> None:
         objects = f"{glob.escape(str(self.archive / STREAM))}/**/*.parquet".replace("'", "''")
         query = "SELECT key, count(*) FROM {} GROUP BY key"
-        self.console.print("\n[bold]The archive stays. Query it with[/]")
+        self.console.print("\n[bold]The archive is kept. Query it with[/]")
         for words in (
             ("duckdb", "-c", query.format(f"read_parquet('{objects}', hive_partitioning=true)")),
             ("python", "-m", "spark_jobs.query", str(self.archive), STREAM, query.format("archive")),
@@ -358,7 +358,7 @@ class _Demo:
 
 
 async def _quiet(_: Exception) -> None:
-    """Ignore errors that are not raised: an interruption may end the server first."""
+    """Ignore asynchronous errors: an interruption may stop the server first."""
 
 
 async def _read_back(url: str, expected: int) -> list[tuple[str, str]]:

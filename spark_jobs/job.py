@@ -1,4 +1,4 @@
-"""What the jobs share: the Spark session, and errors as one line and an exit code."""
+"""Shared by the jobs: the Spark session, and error handling with one-line messages and exit codes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
+from typing import TextIO
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
@@ -32,11 +34,11 @@ from spark_jobs.reading.place import spark_settings
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"
 _INTERRUPTED = 128 + signal.SIGINT
-"""The exit code after SIGINT, by the convention of shells."""
+"""Exit code after SIGINT, by shell convention."""
 _CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
-"""Py4J's prefix of a JVM error, including the class of Spark's own errors, which have a name in brackets."""
+"""Py4J's prefix of a JVM error, including the Java class of errors with an error class in brackets."""
 _NOT_INSTALLED = (
-    "install jetcapture where Spark runs, or give it to spark-submit with --py-files and call "
+    "install jetcapture where Spark runs, or pass it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
 )
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
@@ -46,10 +48,10 @@ _FILE_IS_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?
 def session(app_name: str, *urls: str | None) -> SparkSession:
     """Return the active Spark session, or a new one that can read and write at `urls`.
 
-    A new session logs nothing, and is local unless spark-submit chose a master; with SPARK_REMOTE it uses Spark
+    A new session logs nothing, and is local unless spark-submit sets a master; with SPARK_REMOTE it uses Spark
     Connect. Its time zone is UTC unless `spark.sql.session.timeZone` is configured. This package's directory is
-    appended to `spark.executorEnv.PYTHONPATH`. Packages for the URLs are added only where this starts Spark, and
-    downloaded if needed. The format `nats` is registered where Spark does not discover it.
+    appended to `spark.executorEnv.PYTHONPATH`. If this starts Spark, packages for the URLs are added, and downloaded if
+    needed. The format `nats` is registered if Spark does not discover it.
     """
     spark = SparkSession.getActiveSession()
     if spark is None:
@@ -64,10 +66,10 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     for name, value in _settings(urls).items():
         builder = builder.config(name, value)
     with warnings.catch_warnings():
-        # Connect sets all of them again on the session, and warns about those that only a new Spark can take
+        # Connect sets all of them again on the session and warns about static ones
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
         spark = builder.getOrCreate()
-    if _TIME_ZONE not in spark.conf.getAll:  # neither spark-submit nor a file nor the server has set one
+    if _TIME_ZONE not in spark.conf.getAll:  # not set by spark-submit, a file or the server
         spark.conf.set(_TIME_ZONE, "UTC")
     return spark
 
@@ -111,8 +113,20 @@ def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
     return path if given is None else os.pathsep.join((given, path))
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """Open a text file for writing that appears atomically when the block ends without an error."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def require_java() -> None:
-    """Raise JetcaptureError, saying what to install, unless there is a suitable Java."""
+    """Raise JetcaptureError, naming what to install, unless Java 17 or later is installed."""
     home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     try:
@@ -120,18 +134,16 @@ def require_java() -> None:
             [java or "java", "-version"], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise JetcaptureError(
-            "Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
-        ) from error
+        raise JetcaptureError("Spark needs Java: install Java 17 (openjdk-17-jre-headless)") from error
     version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if version and int(version.group(1)) < 17:
         raise JetcaptureError(f"Spark needs Java 17, but {java} is Java {version.group(1)}: install Java 17")
 
 
 def guarded(name: str, job: Callable[[], object]) -> int:
-    """Run `job`; print a failure in one line. Return 0, 1 on failure, 2 for a wrong setting, 130 when interrupted."""
+    """Run `job`; print a failure in one line. Return 0, 1 on failure, 2 for an invalid setting, 130 if interrupted."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(logger).disabled = True  # PySpark also prints the errors that it raises, as JSON
+        PySparkLogger.getLogger(logger).disabled = True  # PySpark also logs the errors that it raises, as JSON
     logging.getLogger().addFilter(_not_of_py4j)
     try:
         job()
@@ -150,12 +162,12 @@ def guarded(name: str, job: Callable[[], object]) -> int:
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Drop the tracebacks, also of interrupts, that Py4J logs with the root logger."""
+    """Drop the tracebacks that Py4J logs with the root logger, even for interrupts."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def spark_error(error: Exception) -> str:
-    """Describe an error of Spark in one line; an error of a Python worker by what it raised."""
+    """Describe a Spark error in one line; for an error of a Python worker, the exception raised there."""
     text = error.getMessage() if isinstance(error, PySparkException) else _CALL.sub("", str(error))
     text = (text or type(error).__name__).strip()
     failed = _RAISED_BY_QUERY.search(text)  # Spark wraps errors of subqueries in "Exception thrown in awaitResult"

@@ -1,4 +1,4 @@
-"""Installed as the top-level module `pyspark_nats`, which is how Spark finds the data source `nats` by itself."""
+"""Installed as the top-level module `pyspark_nats`, by which Spark discovers the data source `nats`."""
 
 from spark_jobs.datasource import NatsDataSource as DefaultSource
 

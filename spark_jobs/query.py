@@ -3,7 +3,7 @@
     jetcapture spark query URL STREAM "SELECT …"          or python -m spark_jobs.query, or spark-submit with this file
     jetcapture spark query --config FILE "SELECT …"
 
-The stream's messages are the view `archive`, what could not be decoded is the view `quarantine`.
+The stream's messages are the view `archive`; those that could not be decoded are the view `quarantine`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typer import Argument, BadParameter, Option
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.text import escaped, plural
 from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, session, whole_file
 from spark_jobs.reading.place import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
-from spark_jobs.replay import replay, told
+from spark_jobs.replay import logging_to_stderr, replay
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.sql import query
 
@@ -43,16 +43,16 @@ _MEASURED = 1000
 
 @dataclass(kw_only=True)
 class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
-    """SQL over an archive, as the view `archive`; messages that could not be decoded are the view `quarantine`.
+    """Run SQL over the view `archive`, and `quarantine` for messages that could not be decoded.
 
     With --to-nats, login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
     NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
     """
 
     sql: Annotated[str, Argument(metavar="SQL", help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'.")] = ""
-    format: Annotated[Literal["table", "csv", "json", "parquet"], Option(help="How to write the rows.")] = "table"
+    format: Annotated[Literal["table", "csv", "json", "parquet"], Option(help="Output format.")] = "table"
     output: Annotated[
-        str | None, Option(metavar="FILE", help="A file; with --format parquet a directory or URL that Spark writes.")
+        str | None, Option(metavar="FILE", help="Output file; with --format parquet a directory or URL.")
     ] = None
     to_nats: Annotated[
         str | None, Option(metavar="SUBJECT", help='Publish the rows to JetStream, for example to "sums.{key}".')
@@ -60,7 +60,7 @@ class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
     positional: ClassVar[tuple[str, ...]] = ("url", "stream", "sql")
 
     def __post_init__(self) -> None:
-        """Refuse options that cannot be combined."""
+        """Reject options that cannot be combined."""
         super().__post_init__()
         if self.format == "parquet" and self.output is None:
             raise BadParameter("--format parquet needs --output")
@@ -71,7 +71,7 @@ class QueryCommand(LoginArguments, SurveyArguments, QueryArguments):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 when the query gave its result, 1 with one line of text when it did not."""
+    """Run the command line; return 0 on success, 1 after printing a one-line error."""
     return guarded("query", lambda: _run(parse("query", QueryCommand, arguments)))
 
 
@@ -88,7 +88,7 @@ def _run(chosen: QueryCommand) -> None:
 
 def _publish(frame: DataFrame, servers: NatsConfig, chosen: QueryCommand) -> None:
     origin = origin_of(chosen.url, chosen.stream, chosen.options)
-    with told("query", logging.WARNING):
+    with logging_to_stderr("query", logging.WARNING):
         done = replay(frame, servers, chosen.to_nats or "", origin=origin, survey=chosen.survey)
     sys.stdout.write(f"published {plural(done.published, 'message')}\n")
 
@@ -96,7 +96,7 @@ def _publish(frame: DataFrame, servers: NatsConfig, chosen: QueryCommand) -> Non
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is
     """Write the result as a table, CSV, JSON lines or Parquet, to a file or to standard output.
 
-    `options`, as the capture's store has them, are for Parquet to a URL.
+    `options` are `store.options` for writing Parquet to a URL.
     """
     if format == "parquet":
         url, settings = in_spark(output or "", options or {})
@@ -126,23 +126,15 @@ def _target(output: str | None) -> Iterator[TextIO]:
         try:
             yield sys.stdout
             sys.stdout.flush()
-        except (
-            BrokenPipeError
-        ):  # the reader has closed the pipe, as `head` does; keep the interpreter from failing at exit
+        except BrokenPipeError:  # as after `| head`: keep the interpreter from failing at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    path = Path(output)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(Path(output)) as file:
+        yield file
 
 
 def _text(value: Column, kind: st.DataType) -> Column:
-    if is_nested(kind) or isinstance(kind, st.BinaryType):  # Spark's own base64 has line ends in it
+    if is_nested(kind) or isinstance(kind, st.BinaryType):  # Spark's own base64 contains line breaks
         return text_of(value, kind)
     return value.cast("string")
 
@@ -150,7 +142,7 @@ def _text(value: Column, kind: st.DataType) -> Column:
 def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
     """Yield lines of a table with aligned columns; control characters are shown as \\n or \\u001b.
 
-    Works for any number of rows: the first ones determine the widths, and wider values later shift their line.
+    Memory is bounded: the first rows determine the widths, and wider values in later rows shift their line.
     """
     shown = (tuple("NULL" if value is None else _visible(value) for value in row) for row in rows)
     heading = tuple(map(_visible, names))

@@ -1,19 +1,19 @@
-"""Publish archived messages, or any rows, to JetStream from the executors, with every message acknowledged.
+"""Publish archived messages, or any rows, to JetStream from the executors and wait for all acknowledgements.
 
     jetcapture spark replay URL STREAM --servers nats://…        or python -m spark_jobs.replay, or spark-submit
     jetcapture spark replay --config FILE --subject "replay.{key}" --key eu --from 2026-05-01
 
-A row of the archive is published as the message it was: the same bytes, the same headers, and a message id of the
-form `<stream>:<seq>:<replay id>`, so that messages republished within the target stream's duplicate window are
-stored once. Four headers record the origin: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and
-Jetcapture-Replay; `resume` uses them to find what the target already has, regardless of age. Any other row,
-such as of an aggregate, is published as JSON.
+A row of the archive is published with its original bytes and headers, and a message id of the form
+`<stream>:<seq>:<replay id>`, so messages republished within the target stream's duplicate window are stored once. Four
+headers record the origin: Jetcapture-Stream, Jetcapture-Sequence, Jetcapture-Timestamp and Jetcapture-Replay; `resume`
+uses them to find what the target already has, regardless of age. Any other row, such as an aggregate, is published as
+JSON.
 
-Order: one task publishes all messages of a target subject, by timestamp and sequence, so a stream holds them in that
-order; different subjects are published in parallel. With a pace there is one task, and one order over all subjects. A
-task keeps the order even if the server restarts (`jetcapture_py.jetstream.publish` names the one exception). When Spark
-retries a task, stored messages stay in place and the rest follows in order. Rows without a timestamp are published in
-the order of their partition, partitions in parallel.
+Order: one task publishes all messages of a target subject, by timestamp and sequence; different subjects are published
+in parallel. With a pace, a single task keeps one order across all subjects. A task keeps the order even if the server
+restarts (`jetcapture_py.jetstream.publish.publisher` names the exceptions). When Spark retries a task, stored messages
+stay in place and the rest follows in order. Rows without a timestamp are published in the order of their partition,
+partitions in parallel.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _BROADCAST = 5_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What a replay did: messages acknowledged in `seconds`, how many of them the stream knew already, how many it had
-    from an earlier run and were not published again, and the replay's id."""
+    """Result of a replay. `published` messages were acknowledged in `seconds`, `duplicates` of which the stream already
+    knew; `skipped` messages were in the target from an earlier run and not published again."""
 
     published: int
     duplicates: int
@@ -87,24 +87,24 @@ def replay(
     allow_loop: bool = False,
     survey: bool = True,
 ) -> Replayed:
-    """Publish every row of `frame`; return when all are acknowledged, raise JetcaptureError when one cannot be.
+    """Publish every row of `frame` and wait for all acknowledgements. Raises JetcaptureError.
 
     `servers` may be a whole login. `subject` is a template like the capture's keys: `replay.{region}` with a column,
-    `{subject}` and `{subject[1]}` with the message's own subject, or the column of that name, `{header.NAME}`.
-    `payload` names the column to publish, by default `_nats_payload`, else `payload`, else the row as JSON without the
-    archive's own columns.
+    `{subject}` and `{subject[1]}` with the message's own subject (or the column `subject`), `{header.NAME}`. `payload`
+    names the column to publish, by default `_nats_payload`, else `payload`, else the row as JSON without the archive's
+    own columns.
 
-    `replay_id`, by default a new one, is part of the message ids; with `resume`, what the target streams have of the
-    replay of this id is left out. `window` limits the unacknowledged messages of each of `tasks` tasks, by default as
-    many as Spark has room for, and at most 8. With a `pace` there is one task.
+    `replay_id` (default: random) is part of the message ids; `resume` skips messages of this replay that the target
+    streams already have. `window` limits the unacknowledged messages of each task. `tasks` defaults to Spark's
+    parallelism, at most 8. With a `pace` there is one task.
 
-    `origin` says where the archive comes from (`replay_origin.origin_of`). With it, the replay is refused when the
-    archive's own capture would take its messages, unless `allow_loop`, and ids distinguish a recreated stream's
-    incarnations.
+    `origin` is where the archive comes from (`replaying.origin.origin_of`). With it, a replay that the archive's own
+    capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
+    recreated stream.
 
-    Before anything is published, a `survey` reads the rows once: every row must have a subject that can be published
-    to, and limits of streams that would drop messages cause warnings. Without it, a replay starts immediately and fails
-    at the row in question; rows are still read first where the subject alone does not determine the stream.
+    Before anything is published, `survey` reads all rows once: rows without a valid subject are an error, and stream
+    limits that would drop messages are warnings. Without it, a replay starts immediately and fails at the first invalid
+    row; rows are still read first if the subject template alone does not determine the stream.
     """
     replay_id = _checked(replay_id or uuid.uuid4().hex[:12])
     rows = rows_of(frame, subject, payload)
@@ -153,7 +153,7 @@ def preview(
     origin: Origin | None = None,
     allow_loop: bool = False,
 ) -> tuple[Preview, list[Stream]]:
-    """What `replay` would publish, and into which streams; nothing is. Raises what it would raise before publishing."""
+    """Return what `replay` would publish, and the target streams. Raises what it would raise before publishing."""
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
@@ -176,7 +176,7 @@ def _checked(replay_id: str) -> str:
 def _streams(
     rows: ReplayRows, target: Target, origin: Origin | None
 ) -> tuple[list[Stream], dict[str, tuple[str, ...]]]:
-    """The streams that the rows may go to, and what the archive's capture takes from which of them."""
+    """Return the possible target streams, and the subjects that the archive's capture consumes from them."""
     streams = target.streams(rows.pattern)
     if not streams:
         raise SourceError(f"no stream at {target.where} listens on {rows.pattern}; nothing was published")
@@ -184,7 +184,7 @@ def _streams(
 
 
 def _left(rows: ReplayRows, done: pa.Table) -> tuple[ReplayRows, int]:
-    """The rows less those that are done, and how many these are."""
+    """Remove the rows that are in the target already; return the others and the number removed."""
     identity = [STREAM, SEQ, *([TIMESTAMP] if rows.ordered else []), *([ROW] if rows.apart else [])]
     done = done.select(identity).group_by(identity).aggregate([])
     if not done.num_rows:
@@ -202,14 +202,14 @@ def _run(frame: DataFrame, task: Task) -> list[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 when everything is acknowledged, 1 with one line of text when it is not."""
-    with told("replay", logging.INFO):
+    """Run the command line; return 0 when all messages are acknowledged, 1 after printing a one-line error."""
+    with logging_to_stderr("replay", logging.INFO):
         return guarded("replay", lambda: _job(parse(arguments)))
 
 
 @contextmanager
-def told(command: str, level: int) -> Iterator[None]:
-    """Print log lines of `replay`, from `level` on, as lines of the command."""
+def logging_to_stderr(command: str, level: int) -> Iterator[None]:
+    """Print the log lines of `replay` to standard error, prefixed with the command's name."""
     handler, before = logging.StreamHandler(sys.stderr), log.level
     handler.setFormatter(logging.Formatter(f"{command}: %(message)s"))
     log.addHandler(handler)

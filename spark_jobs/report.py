@@ -23,7 +23,7 @@ from typer import Option
 
 from jetcapture_py.errors import VanishedError
 from spark_jobs.arguments import ArchiveArguments, parse
-from spark_jobs.job import guarded, session
+from spark_jobs.job import guarded, session, whole_file
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reporting.facts import Choice, Dedupe, Facts, collect
 from spark_jobs.reporting.page import page, verdict
@@ -43,12 +43,11 @@ def report(
     dedupe: Dedupe = "auto",
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The report about the archive of `stream` under `url`, as HTML. Raises JetcaptureError.
+    """Return an HTML report about the archive of `stream` under `url`. Raises JetcaptureError.
 
-    `start` (inclusive) and `end` (exclusive) choose whole buckets, `keys` chooses keys, None among them for messages
-    without one, `complete` buckets that ended before the watermark's time. Holes are looked for in the whole stream
-    all the same. `dedupe` is as for `read_archive`; with `none`, copies are not looked for and count. `options` are
-    handed to fsspec.
+    `start` (inclusive) and `end` (exclusive) select whole buckets, `keys` selects keys (None: messages without a key),
+    `complete` selects buckets that ended before the watermark's time. The search for holes always covers the whole
+    stream. `dedupe` as for `read_archive`; with `none`, copies are counted as messages. `options` go to fsspec.
     """
     part = Part.of(start, end, keys)
     choice = Choice(start=part.start, end=part.end, keys=part.keys, complete=complete)
@@ -59,11 +58,11 @@ def report(
 class ReportCommand(ArchiveArguments):
     """Write one HTML page about an archive."""
 
-    output: Annotated[str, Option(metavar="FILE", help="The file to write.")] = "report.html"
+    output: Annotated[str, Option(metavar="FILE", help="Output file.")] = "report.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 when the page is written, 1 with one line of text when it is not."""
+    """Run the command line; return 0 on success, 1 after printing a one-line error."""
     return guarded("report", lambda: _run(parse("report", ReportCommand, arguments)))
 
 
@@ -71,14 +70,16 @@ def _run(chosen: ReportCommand) -> None:
     choice = Choice(start=chosen.start, end=chosen.end, keys=chosen.keys, complete=chosen.complete_only)
     spark = session("jetcapture report")  # without Hadoop packages for the store: Arrow reads it
     facts = _collected(spark, chosen.url, chosen.stream, choice, chosen.dedupe, chosen.options)
-    _write(Path(chosen.output), page(facts))
+    text = page(facts)
+    with whole_file(Path(chosen.output)) as file:
+        file.write(text)
     sys.stdout.write(f"{chosen.output}: {verdict(facts).sentence}\n")
 
 
 def _collected(
     spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
 ) -> Facts:
-    """The facts, of an archive that compaction may be changing."""
+    """Collect the facts; retry when objects disappear, as they do during compaction."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return collect(spark, url, stream, choice, dedupe, options)
@@ -88,16 +89,6 @@ def _collected(
             if VanishedError.__name__ not in str(error):  # raised by a worker
                 raise
     return collect(spark, url, stream, choice, dedupe, options)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SQL over an archive: the views `archive` and `quarantine`, and the columns that a query needs."""
+"""SQL over an archive: create the views `archive` and `quarantine` and find the columns that a query needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|
 
 
 def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
-    """Return the result of `chosen.sql` over the archive; views that it does not name are not opened."""
+    """Run `chosen.sql` over the archive; open only the views that it names."""
     end = _complete(chosen) if chosen.complete_only else chosen.end
     common = {
         "start": chosen.start,
@@ -41,10 +41,10 @@ def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
 
 
 def columns_in(sql: str) -> Callable[[str], bool] | None:
-    """Return which columns a query may use, for an engine that fetches only these; None when it may use all.
+    """Return a predicate for the columns that a query may use, to fetch only these; None if it may use all.
 
-    A column that occurs anywhere in the text counts as used. That is sound unless the text can mean columns without
-    naming them: with a star, with `FROM` where a query has no `SELECT`, and with some keywords.
+    A column whose name occurs anywhere in the text counts as used. That is safe unless SQL can refer to columns without
+    naming them: with a star, with `FROM` in a query without `SELECT`, and with some keywords.
     """
     text = re.sub(r"\bcount\s*\(\s*\*\s*\)", "", sql.casefold())
     selects, sources = (len(re.findall(rf"\b{word}\b", text)) for word in ("select", "from"))
@@ -54,14 +54,16 @@ def columns_in(sql: str) -> Callable[[str], bool] | None:
 
 
 def _complete(chosen: QueryArguments) -> datetime:
-    """Return the time up to which the watermark says that everything is stored, or `chosen.end` when that is earlier.
+    """Return the end of the complete range by the watermark, or `chosen.end` if that is earlier.
 
-    Prints a notice when this cuts off a part of what was asked for.
+    Prints a notice if that is before `chosen.end`.
     """
     place = Place.open(chosen.url, chosen.options)
     known = watermark.read(place.fs, place.root, chosen.stream)
     if known is None:
-        raise JetcaptureError(f"{place.shown} has no watermark of stream {chosen.stream}: what is complete is unknown")
+        raise JetcaptureError(
+            f"{place.shown} has no watermark of stream {chosen.stream}: the complete range is unknown"
+        )
     end, asked = known.time + timedelta(microseconds=1), chosen.end  # an end is exclusive
     if asked is not None and asked <= end:
         return asked

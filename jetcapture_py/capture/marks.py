@@ -19,7 +19,7 @@ from jetcapture_py.store import NoteStore, change_note
 log = logging.getLogger("jetcapture.capture")
 
 IDLE_MARK = timedelta(minutes=1)
-"""Seconds between writes, over all replicas, of a watermark of which only the time has changed."""
+"""Minimum time between writes, across all replicas, when only the watermark's time has changed."""
 LAST_MARK = 5.0
 """Seconds that a stopping capture waits for the watermark to be written."""
 

@@ -1,4 +1,4 @@
-"""Parse and make ack subjects, one or a column at a time.
+"""Parse and build ack subjects, one or a column at a time.
 
 $JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]
 """
@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from jetcapture_py.jetstream.wire.inbox import between, text_of
 
 _SHORT, _LONG = 9, 11
-"""Tokens: nine, or eleven and more with domain and account hash in front of the stream (ADR-15)."""
+"""Number of tokens: nine, or at least eleven with domain and account hash before the stream (ADR-15)."""
 
 
 class AckPosition(NamedTuple):
-    """A message's sequence in the stream, the number of its delivery, and how many messages the consumer had left.
+    """A message's stream sequence, its consumer sequence (delivery number), and the consumer's pending messages.
 
-    `pending` is -1 where the server wrote no number that fits.
+    `pending` is -1 if it is not a valid number.
     """
 
     seq: int
@@ -30,7 +30,7 @@ class AckPosition(NamedTuple):
 
 
 def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], int]:
-    """Split an ack subject; also where the stream's name stands in it, 0 if it is not one of the consumer's."""
+    """Split an ack subject; return its tokens and the index of the stream's name, 0 if it is not the consumer's."""
     tokens = reply.split(b".")
     base = 2 if len(tokens) == _SHORT else 4
     long_enough = len(tokens) == _SHORT or len(tokens) >= _LONG
@@ -39,7 +39,7 @@ def _tokens(reply: bytes, stream: bytes, consumer: bytes) -> tuple[list[bytes], 
 
 
 def position(reply: bytes, stream: str, consumer: str) -> AckPosition | None:
-    """Where the message with this ack subject stands; None if it is not one of the consumer's."""
+    """Parse an ack subject; None if it is not one of the consumer's."""
     tokens, base = _tokens(reply, stream.encode(), consumer.encode())
     if not base:
         return None
@@ -52,9 +52,9 @@ def _number(token: bytes) -> int:
 
 
 def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
-    """Ack subjects for the messages `seqs`, an integer array, as if each were delivery number `delivery`.
+    """Build ack subjects for the messages `seqs`, an integer array, all with the delivery number `delivery`.
 
-    `reply` is a real one of the consumer, because only the server knows what stands in front of the stream's name.
+    `reply` is a real ack subject of the consumer, because only the server knows the tokens before the stream's name.
     """
     tokens = reply.split(b".")
     base = 2 if len(tokens) == _SHORT else 4
@@ -65,13 +65,13 @@ def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
 
 
 def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
-    """Stream sequence and timestamp in nanoseconds, as int64 arrays, of what came from the consumer, no strays."""
+    """Return stream sequences and timestamps in nanoseconds as int64 arrays; drop messages not of the consumer."""
     (_, seqs, nanoseconds), _ = ack_numbers(replies, stream, consumer)
     return seqs, nanoseconds
 
 
 def sequences(stream: str, consumer: str, replies: pa.BinaryArray) -> Any:
-    """Stream sequences, as an int64 array; -1 for what did not come from the consumer."""
+    """Return stream sequences as an int64 array; -1 for messages not of the consumer."""
     (_, seqs, _), keep = ack_numbers(replies, stream, consumer)
     if keep is None:
         return seqs
@@ -84,10 +84,8 @@ Numbers = tuple[Any, Any, Any]
 
 
 def ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[Numbers, list[int] | None]:
-    """Delivery count, stream sequence and timestamp in nanoseconds, as int64 arrays; which rows are real, if not all.
-
-    `$JS.ACK.[domain.account.]stream.consumer.delivered.sseq.cseq.timestamp.pending[.token]`
-    """
+    """Return delivery counts, stream sequences and timestamps in nanoseconds as int64 arrays, and the indexes of the
+    consumer's ack subjects, None if all are."""
     numbers = None
     with contextlib.suppress(pa.ArrowInvalid):
         numbers = _alike(replies, stream, consumer) if len(replies) else None
@@ -95,7 +93,7 @@ def ack_numbers(replies: pa.BinaryArray, stream: str, consumer: str) -> tuple[Nu
 
 
 def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | None:
-    """The numbers, if all begin like the first, which is right, and have as many tokens; else nothing is known."""
+    """Parse all at once if they have the same prefix and number of tokens as the first; None otherwise."""
     tokens, base = _tokens(replies[0].as_py(), stream.encode(), consumer.encode())
     if not base:
         return None
@@ -116,14 +114,14 @@ def _alike(replies: pa.BinaryArray, stream: str, consumer: str) -> Numbers | Non
     numbers = []
     for token in (base + 2, base + 3, base + 5):
         texts = between(text, ends[:, token - 1] + 1, ends[:, token]).cast(pa.string())
-        if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # signs and hexadecimal digits are not the server's
+        if not pc.all(pc.ascii_is_decimal(texts)).as_py():  # Arrow's cast would accept signs and hexadecimal digits
             return None
         numbers.append(texts.cast(pa.int64()).to_numpy())
     return numbers[0], numbers[1], numbers[2]
 
 
 def _aligned(lines: Any, tokens: list[bytes]) -> Numbers | None:
-    """The same, of subjects, one a line of the text, of which every token has as many bytes as the first one's."""
+    """Like `_alike`, if every token has the same length as the first subject's; `lines` has one subject per row."""
     ends = np.cumsum([len(token) + 1 for token in tokens]) - 1
     start = ends[3] + 1
     dots = ends[4:-1] - start
@@ -137,7 +135,7 @@ def _aligned(lines: Any, tokens: list[bytes]) -> Numbers | None:
 
 
 def _integers(digits: Any) -> Any:
-    """The numbers in the lines of a text that has nothing but digits."""
+    """Parse rows of digits as integers."""
     count, width = digits.shape
     if width == 1:
         return digits[:, 0].astype(np.int64) - ord("0")
@@ -147,7 +145,7 @@ def _integers(digits: Any) -> Any:
 
 
 def _checked_numbers(replies: list[bytes], stream: bytes, consumer: bytes) -> tuple[Numbers, list[int]]:
-    """The same, reply by reply, leaving out those that no consumer of ours made."""
+    """Parse one by one, leaving out invalid subjects and those of other consumers."""
     rows: list[tuple[int, int, int]] = []
     keep: list[int] = []
     for index, reply in enumerate(replies):

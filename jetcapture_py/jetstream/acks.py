@@ -1,4 +1,4 @@
-"""Acknowledgements to the server, in bulk."""
+"""Send acknowledgements in bulk."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ CONFIRM_TIMEOUT = 5.0
 
 
 class AckResult(Enum):
-    """How the server took acknowledgements."""
+    """Result of acknowledging."""
 
     CONFIRMED = auto()
     UNCONFIRMED = auto()
-    """The consumer could be reached and did not answer."""
+    """The server did not answer in time."""
     UNREACHABLE = auto()
-    """The connection broke, or nobody took them: the consumer has no leader just now."""
+    """The connection broke, or the consumer has no leader at the moment."""
     REFUSED = auto()
-    """They will never be taken."""
+    """The server will never accept them."""
 
 
 async def acknowledge(connection: Connection, replies: pa.BinaryArray, reconnects: Callable[[], int]) -> AckResult:
-    """Acknowledge messages by their ack subjects, the last one confirmed by the server.
+    """Acknowledge messages by their ack subjects; the server confirms the last one.
 
-    Acks on one connection are processed in order, so the last one's confirmation stands for all; `reconnects` tells
-    whether it was one connection.
+    Acks on one connection are processed in order, so its confirmation covers all. `reconnects` is the connection's
+    count of reconnects, to detect a change of connection.
     """
     before = reconnects()
     await publish(connection, replies[:-1], b"+ACK")
@@ -54,7 +54,7 @@ async def acknowledge(connection: Connection, replies: pa.BinaryArray, reconnect
 
 
 async def publish(connection: Connection, replies: pa.BinaryArray, body: bytes) -> None:
-    """Publish a four-byte body to every ack subject; nothing happens where the connection is broken."""
+    """Publish a four-byte body to every ack subject; do nothing without a connection."""
     if len(replies) and connection.is_connected:
         commands = pc.binary_join_element_wise(b"PUB ", replies, b" 4\r\n" + body + b"\r\n", b"")
         with contextlib.suppress(OSError):

@@ -1,9 +1,8 @@
-"""Which messages the server has sent that never arrived, because their connection broke.
+"""Find messages that the server sent but that never arrived because the connection broke.
 
-The server counts every delivery of the consumer, and each message's ack subject has its number. As long as the numbers
-here have no gap, and nobody else pulls, this process is the only one that is delivered to, and the gap after a lost
-connection is what was lost with it. Where other replicas take part, only an estimate is possible: their messages look
-the same.
+The server numbers every delivery of the consumer, and each message's ack subject has its number. As long as the numbers
+received here have no gap and nobody else pulls, this process is the only receiver, and the gap after a lost connection
+is what was lost. With other replicas only an estimate is possible: their deliveries look the same.
 
 Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock.
 """
@@ -21,19 +20,18 @@ from jetcapture_py.jetstream.ack_subject import position, positions, subjects_li
 from jetcapture_py.jetstream.admin import ConsumerState
 
 ALONE_AFTER = 5.0
-"""Seconds without a gap and without pulls of others after which no other replica is likely to be delivered to."""
+"""Seconds without gaps and without others' pulls after which this process counts as the only receiver."""
 MOST_SEQUENCES = 100_000
-"""Sequences to ask for at most, some 10 MB of acks; a consumer that filters a large stream may skip any number between
-two messages."""
+"""Maximum sequences to have redelivered, about 10 MB of acks: a consumer that filters a large stream may skip any
+number between two messages."""
 _SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a connection took with it: about `messages` messages; `replies` are the ack subjects to give back.
+    """Messages lost with a connection: their approximate number, and the ack subjects to NAK in `replies`.
 
-    These are for messages that are not held here. Some of them may not be waiting for an acknowledgement at all; the
-    server ignores those.
+    These are for messages that are not held here. Some may not be pending at all; the server ignores those.
     """
 
     messages: int
@@ -44,22 +42,22 @@ _NO_REPLIES = pa.nulls(0, pa.binary())
 
 
 class Deliveries:
-    """Follows the deliveries of one consumer. `state` is what it is before anything is pulled here."""
+    """Tracks the deliveries of one consumer. `state` is its state before the first pull."""
 
     def __init__(self, stream: str, consumer: str, state: ConsumerState) -> None:
         self._stream, self._consumer = stream, consumer
         self._offset = state.deliveries
-        """Deliveries that did not come here; constant while all of them do."""
+        """Deliveries that went elsewhere; constant while this process is the only receiver."""
         nobody_else = state.unacked == 0 and state.waiting_pulls == 0
         self._alone_since: float | None = float("-inf") if nobody_else else None
-        self._last_reply = f"$JS.ACK.{stream}.{consumer}.1.0.0.0.0".encode()  # which servers take in any case
+        self._last_reply = f"$JS.ACK.{stream}.{consumer}.1.0.0.0.0".encode()  # a form that all servers accept
         self._last_delivery, self._last_seq = state.deliveries, state.delivered
         self._accounted = 0  # deliveries up to this number are accounted for
-        self._lost: list[tuple[int, int]] = []  # ranges of sequences, both ends included
+        self._lost: list[tuple[int, int]] = []  # ranges of sequences, inclusive
         self._elsewhere: deque[int] = deque([state.unacked], _SAMPLES)
 
     def received(self, total: int, reply: bytes, now: float) -> None:
-        """`total` messages were received since the start; `reply` is the ack subject of the last one."""
+        """Record that `total` messages have been received; `reply` is the ack subject of the last one."""
         found = position(reply, self._stream, self._consumer)
         if found is None or found.delivery <= self._accounted:
             return
@@ -70,13 +68,13 @@ class Deliveries:
             self._lost.clear()
 
     def looked_up(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:
-        """The server has described the consumer, while this process held `held` messages and had `pulls` pulls open."""
-        self._elsewhere.append(max(0, state.unacked - held))  # other replicas hold these, or they are on their way
+        """Record the consumer's state while this process held `held` messages and had `pulls` open pulls."""
+        self._elsewhere.append(max(0, state.unacked - held))  # held by other replicas, or in flight
         if state.waiting_pulls > pulls:
             self._alone_since = now
 
     def after_reconnect(self, state: ConsumerState, held: pa.BinaryArray, now: float) -> Lost:
-        """Compare what the server says after a reconnect, before anything is pulled, with the ack subjects `held`."""
+        """Compare the consumer's state after a reconnect, before the first pull, with the ack subjects `held`."""
         sent = state.deliveries - self._last_delivery
         alone = self._alone_since is not None and now - self._alone_since >= ALONE_AFTER
         held_seqs = np.unique(positions(self._stream, self._consumer, held)[0])
@@ -84,19 +82,19 @@ class Deliveries:
         self._offset += sent
         self._last_delivery = self._accounted = state.deliveries
         self._last_seq = max(self._last_seq, last)
-        if not alone or sent < 0 or state.waiting_pulls:  # a killed server has forgotten some, or others pull as well
+        if not alone or sent < 0 or state.waiting_pulls:  # others pull, or a killed server lost its count
             self._alone_since = now
             self._lost.clear()
             elsewhere = state.unacked - len(held_seqs) - min(self._elsewhere)
             return Lost(messages=max(0, min(sent, elsewhere)), replies=_NO_REPLIES)
         if sent:
             self._lost.append((first, last))
-        seqs = self._sequences(state.ack_floor)  # also those lost before: giving them back may have failed
+        seqs = self._sequences(state.ack_floor)  # also those lost before: their NAKs may have failed
         missing = seqs[~np.isin(seqs, held_seqs)]
         return Lost(messages=sent, replies=subjects_like(self._last_reply, missing, state.deliveries))
 
     def _sequences(self, floor: int) -> Any:
-        """Every sequence above `floor` in the lost ranges; of too many, only those of the later ranges."""
+        """Return all sequences above `floor` in the lost ranges; if too many, only those of the latest ranges."""
         ranges: list[tuple[int, int]] = []
         size = 0
         for first, last in reversed([(max(first, floor + 1), last) for first, last in self._lost]):

@@ -1,9 +1,9 @@
-"""Keeps messages without their payload out of the archive.
+"""Keep messages whose payload was not delivered out of the archive.
 
-A consumer that is switched to `headers_only` under a running capture delivers headers alone from some message on. What
-it delivered cannot be told from an empty message that was published with a `Nats-Msg-Size` header, and the setting may
-be off again by the time it is looked up. So such a message is given back once. When it comes again without a payload,
-the stream is asked for it; where that is not allowed, it is believed.
+If a consumer is switched to `headers_only` under a running capture, it starts to deliver headers alone. Such a delivery
+looks like an empty message that was published with a `Nats-Msg-Size` header, and the setting may be off again by the
+time it is checked. So such a message is NAKed once. If it comes again without a payload, it is read from the stream to
+compare; without permission for that, it is accepted as empty.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jetcapture_py.log_limit import LogLimit
 log = logging.getLogger("jetcapture.source")
 
 AT_ONCE = 64
-"""Messages that the stream is asked for at the same time."""
+"""Maximum concurrent requests for messages."""
 
 
 class PayloadCheck:
-    """Decides about messages that may lack their payload, and remembers which it has given back.
+    """Decides which messages without a payload to accept, and remembers which it has NAKed.
 
-    `look_up` asks the server for the consumer: its ack floor if it is without `headers_only`, None if nothing more can
-    come from it. `give_back` has messages delivered again, by their ack subjects. `is_empty` asks the stream whether
-    the message with a sequence has no payload; None where it does not tell. With `limited` the consumer has
-    `max_deliver`: a message that was given back might never come again, so the look-up alone decides.
+    `look_up` gets the consumer's state: its ack floor if `headers_only` is off, None if it cannot be used any more.
+    `give_back` NAKs messages by their ack subjects. `is_empty` asks the stream whether the message with a sequence has
+    no payload; None if unknown. With `limited`, the consumer has `max_deliver`: a NAKed message might never come again,
+    so `look_up` alone decides.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class PayloadCheck:
         self._stream, self._consumer = stream, consumer
         self._look_up, self._give_back, self._is_empty, self._limited = look_up, give_back, is_empty, limited
         self._given_back = np.empty(0, np.int64)
-        self._said = LogLimit()
+        self._log_limit = LogLimit()
 
     async def only_whole(self, received: Received) -> Received:
-        """Those of these messages that have their payload."""
+        """Return the messages to accept; NAK the others."""
         lacking = received.lacking_payload()
         if lacking is None:
             return received
-        ack_floor = await self._look_up()  # after the messages came, or it would say nothing about them
+        ack_floor = await self._look_up()  # only now: an earlier answer would not cover these messages
         replies = received.where(lacking).replies
         if ack_floor is None:
             await self._give_back(replies)
@@ -64,25 +64,25 @@ class PayloadCheck:
         if self._limited:
             return received
         seqs = sequences(self._stream, self._consumer, replies)
-        believed = await self._believed(seqs, ack_floor)
-        stored: Any = ~lacking
-        stored[np.flatnonzero(lacking)[believed]] = True
-        doubted = replies.filter(pa.array(~believed))
-        if messages := self._said.due(asyncio.get_running_loop().time(), len(doubted)):
+        empty = await self._really_empty(seqs, ack_floor)
+        accepted: Any = ~lacking
+        accepted[np.flatnonzero(lacking)[empty]] = True
+        rejected = replies.filter(pa.array(~empty))
+        if messages := self._log_limit.due(asyncio.get_running_loop().time(), len(rejected)):
             event(log, logging.WARNING, "messages.without_payload", given_back=messages)
-        await self._give_back(doubted)
-        return received.where(stored)
+        await self._give_back(rejected)
+        return received.where(accepted)
 
-    async def _believed(self, seqs: Any, ack_floor: int) -> Any:
-        """Which of these messages have no payload in the stream, as a mask; the others are remembered from now on.
+    async def _really_empty(self, seqs: Any, ack_floor: int) -> Any:
+        """Return a mask of the messages that are empty in the stream; remember the others as NAKed.
 
-        Sequences below 0 are not the consumer's; others reject them.
+        Sequences below 0 are not of this consumer; later stages reject them.
         """
-        believed = np.isin(seqs, self._given_back) | (seqs < 0)
-        again = np.flatnonzero(believed & (seqs >= 0)).tolist()
+        empty = np.isin(seqs, self._given_back) | (seqs < 0)
+        again = np.flatnonzero(empty & (seqs >= 0)).tolist()
         for chunk in (again[start : start + AT_ONCE] for start in range(0, len(again), AT_ONCE)):
             answers = await asyncio.gather(*(self._is_empty(int(seqs[index])) for index in chunk))
-            believed[chunk] = [answer is not False for answer in answers]
+            empty[chunk] = [answer is not False for answer in answers]
         known = self._given_back[(self._given_back > ack_floor) & ~np.isin(self._given_back, seqs)]
-        self._given_back = np.unique(np.concatenate([known, seqs[~believed]]))
-        return believed
+        self._given_back = np.unique(np.concatenate([known, seqs[~empty]]))
+        return empty

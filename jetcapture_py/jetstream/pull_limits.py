@@ -1,4 +1,4 @@
-"""How many bytes pulls ask for: little enough for the server to keep, and enough for the next message.
+"""Size pulls in bytes: small enough for the server's buffers, and large enough for the next message.
 
 Pure: no clock, no I/O. Sizes are bytes as the server counts them against a pull's `max_bytes` (subject, ack subject,
 headers and payload), times are seconds of the caller's monotonic clock.
@@ -13,16 +13,16 @@ from jetcapture_py.config.shares import PULLED_LEAST, PULLED_MOST, PULLED_SHARE,
 RECOVERY = 60.0
 """Seconds after which a reduced limit doubles."""
 SUBSTANTIAL = 1 << 20
-"""Bytes lost with a connection from which on pulls are likely to have asked for too much."""
+"""Minimum bytes lost with a connection that suggest that pulls asked for too much."""
 REMEMBERED = 30.0
-"""Pulls are sized for the largest message of the last one to two periods of this many seconds."""
+"""Seconds; pulls are sized for the largest message of the last one to two such periods."""
 STUCK_AFTER = 2.0
 """Seconds without progress after which a message that fits no pull is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What one pull asks for. `batch` 0 means as configured; without `limited`, `max_bytes` is only a guess."""
+    """Size of one pull. `batch` 0 means as configured; without `limited`, `max_bytes` is only an estimate."""
 
     max_bytes: int
     batch: int = 0
@@ -32,9 +32,9 @@ class Ask:
 class PullLimits:
     """Sizes the pulls of `slots` pull slots that share `memory` bytes.
 
-    As a rule a pull asks for its share of `limit`, or for as much as the largest recent message has. When a pull brings
-    nothing because the next message is larger, one pull at a time asks for that message alone, with twice the bytes,
-    and in the end with no limit.
+    Normally a pull asks for its share of `limit`, or for the size of the largest recent message. If a pull brings
+    nothing because the next message is larger, pulls ask for that message alone, one at a time, with twice the bytes
+    each time and finally without a limit.
     """
 
     def __init__(self, memory: int, slots: int) -> None:
@@ -47,10 +47,10 @@ class PullLimits:
         self._stuck_since: float | None = None
 
     def next(self, *, free: int, held: bool, in_flight: int, ceiling: int, now: float) -> Ask | None:
-        """What the next pull may ask for, if it may be made.
+        """Return the size of the next pull, or None if there must be none now.
 
-        `free` bytes of memory are left, `held` says whether any is used: one message must always fit. Open pulls may
-        still bring `in_flight` bytes. `ceiling` is the most that the consumer lets a pull ask for, 0 without a limit.
+        `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
+        may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit.
         """
         while self.limit < PULLED_MOST and now - self._reduced_at >= RECOVERY:
             self.limit = min(PULLED_MOST, self.limit * 2)
@@ -66,16 +66,16 @@ class PullLimits:
         return min(size, ceiling) if ceiling else size
 
     def received(self, largest: int, now: float) -> None:
-        """Messages have been received, the largest of which has `largest` bytes; 0 when there were none."""
+        """Record the size of the largest message received since the last call, 0 for none."""
         if now - self._largest_since >= REMEMBERED:
             self._largest_before, self._largest, self._largest_since = self._largest, 0, now
         self._largest = max(self._largest, largest)
 
     def too_small(self, asked: int, ceiling: int, now: float) -> bool:
-        """A pull for `asked` bytes brought nothing, because the next message is larger. True if that was not known."""
+        """Record that the next message is larger than the `asked` bytes of a pull. True if that was not known."""
         current = self._single.max_bytes if self._single else self._usual(ceiling)
         if asked < current:
-            return False  # several pulls meet the same message: one for more is due, or open
+            return False  # several pulls met the same message: a larger pull is due or open
         size = 2 * asked
         self._single = Ask(
             max_bytes=size, batch=1, limited=size <= min(UNLIMITED_PULL_FROM, ceiling or UNLIMITED_PULL_FROM)
@@ -85,19 +85,19 @@ class PullLimits:
         return True
 
     def single_received(self, size: int, ceiling: int) -> None:
-        """The pull for a single message brought one of `size` bytes."""
+        """Record that the pull for a single message brought one of `size` bytes."""
         self._stuck_since = None
-        if not ceiling or size <= ceiling:  # otherwise the next one is likely to need the same
+        if not ceiling or size <= ceiling:  # otherwise the next message probably needs the same
             self._single = None
 
     def single_idle(self, *, ended: bool) -> None:
-        """The pull for a single message waits for one, or has `ended` without: the large message went elsewhere."""
+        """Record that the pull for a single message waits, or has `ended` without one: it went to another replica."""
         self._stuck_since = None
         if ended:
             self._single = None
 
     def lost(self, size: int, now: float) -> bool:
-        """About `size` bytes were lost with a connection. True if that is much: pulls ask for less for a while."""
+        """Record that about `size` bytes were lost with a connection. True if that is substantial: reduce `limit`."""
         if size < SUBSTANTIAL:
             return False
         self._reduced_at = now
@@ -105,8 +105,8 @@ class PullLimits:
         return True
 
     def stuck(self, now: float) -> str | None:
-        """Why nothing can be delivered just now, in one line; None when nothing is known to stand in the way."""
-        single, since = self._single, self._stuck_since  # read once: other threads ask
+        """Return why nothing can be delivered now, in one line; None without a known reason."""
+        single, since = self._single, self._stuck_since  # read once: called from other threads
         if single is None or since is None or now - since < STUCK_AFTER:
             return None
         return f"the next message exceeds {single.max_bytes // 2:,} bytes and could not be delivered yet"

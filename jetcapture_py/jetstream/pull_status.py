@@ -1,4 +1,4 @@
-"""Every status the server can send to a pull (ADR-37, ADR-42), and what it means to us."""
+"""Statuses that the server sends for pulls (ADR-37, ADR-42), and the reaction to each."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from enum import Enum, auto
 
 
 class Reaction(Enum):
-    """What a status asks for."""
+    """Reaction to a status."""
 
     ALIVE = auto()
-    """The pull goes on: an idle heartbeat."""
+    """Idle heartbeat: the pull continues."""
     PULL_AGAIN = auto()
-    """The pull is over as pulls are; ask again at once."""
+    """The pull has ended normally; pull again immediately."""
     PULL_LATER = auto()
-    """The pull is over and asking at once would not help; ask again after a pause."""
+    """The pull has ended with a temporary error; pull again after a pause."""
     TOO_LARGE = auto()
-    """The pull is over because the next message is larger than what is left of its bytes; if it brought nothing, ask
-    for more."""
+    """The pull has ended because the next message exceeds its remaining bytes; if it brought nothing, ask for more."""
     ADAPT = auto()
-    """The pull asked for more than the consumer allows; read its limits and ask for less."""
+    """The pull asked for more than the consumer allows; read the consumer's limits and ask for less."""
     FATAL = auto()
-    """No pull will ever work."""
+    """Pulls can never succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ _CODES = {
 
 
 def parse_status(block: bytes) -> PullStatus:
-    """The status in the first line of a header block, such as `NATS/1.0 408 Request Timeout`.
+    """Parse the first line of a header block, such as `NATS/1.0 408 Request Timeout`.
 
-    What no version of the server is known to send counts as a passing fault: the pull is made again after a pause.
+    Unknown statuses count as temporary errors.
     """
     line = block.split(b"\r\n", 1)[0].decode("utf-8", "replace")
     _, _, rest = line.partition(" ")
@@ -76,15 +75,15 @@ _UNDELIVERED_BYTES = re.compile(rb"\r\nNats-Pending-Bytes: *([0-9]{1,12})\r\n", 
 
 
 def undelivered(block: bytes) -> int | None:
-    """How many of the messages that the pull asked for it will not bring; None where the status does not say.
+    """Return how many of the pull's messages will not be delivered; None if the status does not say.
 
-    The others may still follow: a replicated consumer sends a message only once its replicas know of the delivery.
+    The others may still follow: a replicated consumer sends a message only after its replicas know of the delivery.
     """
     found = _UNDELIVERED.search(block)
     return int(found[1]) if found else None
 
 
 def undelivered_bytes(block: bytes) -> int | None:
-    """How many of the bytes that the pull asked for it will not bring; None where the status does not say."""
+    """Return how many of the pull's bytes will not be delivered; None if the status does not say."""
     found = _UNDELIVERED_BYTES.search(block)
     return int(found[1]) if found else None

@@ -1,7 +1,7 @@
-"""Keeps a few pulls open at the consumer, each for no more than there is credit for.
+"""Keep a few pulls open at the consumer, within the available credit.
 
-A pull slot is a subscription with at most one open pull, so it is always known how much that pull may still bring. No
-credit, no pull: that is the backpressure.
+A pull slot is a subscription with at most one open pull, so the number of messages that the pull may still bring is
+always known. Without credit there is no pull: that is the backpressure.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from jetcapture_py.log_limit import LogLimit
 log = logging.getLogger("jetcapture.source")
 
 SLOTS = 10
-"""Together they ask for as much as a consumer may leave unacknowledged by default."""
+"""Number of pull slots; by default, together they ask for `source.max_ack_pending` messages."""
 HEARTBEAT = 5.0
 """Seconds of silence after which the server confirms that a pull is alive."""
 SILENCE = 12.5
-"""Seconds of silence after which a pull is given up."""
+"""Seconds of silence after which a pull is abandoned."""
 EXPIRES = 2.0
-"""Seconds that a pull stays open without messages, and so what a drain may wait for it to end."""
+"""Expiry of a pull in seconds, and thus how long a drain may have to wait for it."""
 GRACE = 10.0
-"""Seconds that the server may take to say that a pull has expired."""
+"""Seconds that the server may take to report that a pull has expired."""
 PAUSE = 0.5
 """Seconds between two attempts."""
 
 
 @dataclass(slots=True, eq=False)
 class PullSlot:
-    """A subscription to the inbox and the pull under way on it; `batch` and `max_bytes` are what the pull asked for.
+    """A subscription to the inbox and its open pull, which asked for `batch` messages and `max_bytes`.
 
     A pull for a `single` message waits for one that is too large for other pulls.
     """
@@ -62,21 +62,21 @@ class PullSlot:
 
     @property
     def left(self) -> int:
-        """Messages that the pull may still bring."""
+        """Messages that the pull may still deliver."""
         return max(0, self.batch - (self.inbox.by_sid[self.sid][0] - self.start)) if self.active else 0
 
     @property
     def brought(self) -> int:
-        """Bytes that the pull has brought, as the server counts them."""
+        """Bytes that the pull has delivered, as the server counts them."""
         return self.inbox.by_sid[self.sid][1] - self.start_bytes
 
     @property
     def left_bytes(self) -> int:
-        """Bytes that the pull may still bring."""
+        """Bytes that the pull may still deliver."""
         return max(0, self.max_bytes - self.brought) if self.left else 0
 
     def begin(self, ask: Ask, batch: int, now: float, expires: float) -> str:
-        """Open the next pull; returns the subject that it is answered on."""
+        """Record a new pull; return its reply subject."""
         self.pull += 1
         self.active, self.batch, self.max_bytes, self.single = True, batch, ask.max_bytes, ask.batch == 1
         self.start, self.start_bytes = self.inbox.by_sid[self.sid]
@@ -87,8 +87,8 @@ class PullSlot:
 class Pulls:
     """The pulls of one consumer into `inbox`.
 
-    `used` says how many bytes are held and received, `wake` is set when there may be something to do, and `fail` is
-    called when no pull will ever work. `answered` is when the server last served or confirmed one.
+    `used` returns the bytes held and received, `wake` is set when there may be something to do, and `fail` is called
+    when pulls can never succeed. `answered` is when the server last served or confirmed a pull.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class Pulls:
     ) -> None:
         self.slots: list[PullSlot] = []
         self.limits = PullLimits(config.limits.memory, SLOTS)
-        self.starved = False  # whether nothing is pulled because of memory alone
-        self.held = False  # whether no pull may be made until a lost connection has been followed up
+        self.starved = False  # whether memory alone keeps it from pulling
+        self.held = False  # whether pulling waits for the recovery after a lost connection
         self.stopped = False
         self.answered = self.last_data = 0.0
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
-        self._said_large = LogLimit()
+        self._log_limit = LogLimit()
 
     async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
@@ -126,44 +126,44 @@ class Pulls:
 
     @property
     def in_flight(self) -> int:
-        """Bytes in flight: what open pulls may still deliver."""
+        """Bytes that open pulls may still deliver."""
         return sum(max(1, slot.left_bytes) for slot in self.slots if slot.active)
 
     @property
     def consuming(self) -> bool:
-        """Whether the server has served, or at least confirmed, a pull lately."""
+        """Whether the server has recently served or confirmed a pull."""
         return self._clock() - max(self.answered, self.last_data) < SILENCE
 
     @property
     def stuck(self) -> str | None:
-        """Why nothing is delivered just now although the server answers, in one line; None when nothing is wrong."""
+        """Why nothing is delivered although the server answers, in one line; None if nothing is wrong."""
         return self.limits.stuck(self._clock())
 
     def broken(self) -> None:
-        """The connection is lost, and its pulls with it; none is made until `held` is False again."""
+        """Drop all pulls after the connection was lost; pulling pauses until `held` is False again."""
         self.held = True
         for slot in self.slots:
             slot.active, slot.not_before = False, 0.0
 
     def overdue(self) -> list[PullSlot]:
-        """Open pulls that should have expired."""
+        """Return open pulls that should have expired."""
         return [slot for slot in self.slots if slot.active and self._clock() > slot.expires]
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ pulling
 
     async def renew(self) -> None:
-        """Give up silent pulls, and pull in every free slot as far as there is credit."""
+        """Abandon silent pulls, and pull in every free slot while there is credit."""
         now = self._clock()
         for slot in self.slots:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
                 slot.active = False
-        for slot in self.slots[: self._consumer.state.max_waiting or SLOTS]:  # the server is silent about those beyond
+        for slot in self.slots[: self._consumer.state.max_waiting or SLOTS]:  # the server ignores excess pulls
             if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
 
     async def _issue(self, slot: PullSlot, now: float) -> None:
-        """Pull, if there is credit."""
+        """Pull if there is credit."""
         ask = self._credit(now)
         self.starved = not ask and not self.active
         if not ask:
@@ -182,7 +182,7 @@ class Pulls:
         )
 
     def _credit(self, now: float) -> Ask | None:
-        """What a further pull may ask for."""
+        """Return the size of the next pull, or None without credit."""
         self.limits.received(self._inbox.largest, now)
         self._inbox.largest = 0
         in_flight = self.in_flight
@@ -190,10 +190,10 @@ class Pulls:
         free = self._config.limits.memory - used
         return self.limits.next(free=free, held=used > 0, in_flight=in_flight, ceiling=ceiling, now=now)
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ receiving
 
     def on_data(self) -> None:
-        """Messages have come. The server says nothing when a pull ends by having brought all, by count or by bytes."""
+        """Handle received messages. A pull that delivers all it asked for ends without a status."""
         self.last_data = self._clock()
         for slot in self.slots:
             if slot.active and not slot.left_bytes:
@@ -203,7 +203,7 @@ class Pulls:
                     self.limits.single_received(slot.brought, self._consumer.state.max_bytes)
 
     def on_status(self, subject: bytes, block: bytes) -> None:
-        """A status has come."""
+        """Handle a status."""
         to, _, pull = subject.decode("utf-8", "replace").rpartition(".")
         for slot in self.slots:
             if slot.subject == to:
@@ -233,7 +233,7 @@ class Pulls:
             event(log, logging.WARNING, "pull.ended", code=status.code, reason=status.text)
 
     def _too_small(self, slot: PullSlot) -> None:
-        """The slot's pull brought nothing because the next message is larger."""
+        """Handle a pull that brought nothing because the next message is larger."""
         now, ceiling = self._clock(), self._consumer.state.max_bytes
-        if self.limits.too_small(slot.max_bytes, ceiling, now) and (times := self._said_large.due(now)):
+        if self.limits.too_small(slot.max_bytes, ceiling, now) and (times := self._log_limit.due(now)):
             event(log, logging.WARNING, "pull.too_small", max_bytes=slot.max_bytes, times=times)

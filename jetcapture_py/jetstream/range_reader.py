@@ -1,8 +1,8 @@
-"""Reads one range of a stream whole and in order, whatever happens to the server meanwhile.
+"""Read one range of a stream completely and in order, even across server restarts.
 
-The range comes from a consumer that nobody else knows, that acknowledges nothing and lives as long as the range takes:
-the stream's own consumers are not touched. At any trouble it is left to die, and another one goes on behind the last
-message received. Nothing is handed on before the consumer's count of deliveries says that all before it has come.
+The range comes from a short-lived consumer without acknowledgements; the stream's own consumers are not touched. After
+any failure it is abandoned, and a new one continues after the last message received. Nothing is returned before the
+consumer's delivery count confirms that everything before it has arrived.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BATCH = 50_000
 PULL_BYTES = 16 << 20
 """Maximum bytes per pull; a larger message is pulled alone and without a limit."""
 WAITING = 24 << 20
-"""Bytes of received messages above which they are handed on, and nothing more is pulled until some have been taken."""
+"""Bytes of received messages above which they are returned, and pulling pauses until some have been taken."""
 ENOUGH = 16_384
-"""Number of messages that are passed on together, regardless of size."""
+"""Number of received messages from which on they are returned, regardless of size."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRange:
-    """Messages of a stream with sequences from `first` up to, and without, `end`, on `subjects`; none means all.
+    """Messages of a stream with sequences from `first` to `end` (exclusive), on `subjects` (empty: all).
 
-    With `per_subject` only those among them that are the last of their subject when they are read; with `headers_only`
-    without their payloads.
+    `per_subject` keeps only messages that are the last of their subject when they are read; `headers_only` omits
+    payloads.
     """
 
     stream: str
@@ -52,9 +52,9 @@ class StreamRange:
 
 
 class RangeReader:
-    """Reads `wanted`. Messages beyond its end may be among the last ones; with `per_subject` some may come twice.
+    """Reads `wanted`. May return messages beyond its end, and, with `per_subject`, messages twice.
 
-    A subclass may look at what is missing: see the methods from `_started` on.
+    A subclass may check gaps: see the hooks from `_started` on.
     """
 
     def __init__(self, session: ReadSession, wanted: StreamRange) -> None:
@@ -66,23 +66,23 @@ class RangeReader:
         self._finished = False
         self._failure: BaseException | None = None
         self._last = wanted.first - 1  # of what was received
-        self._left: deque[tuple[str, Received]] = deque()  # from consumers before the present one
+        self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the consumer."""
+        """Reset the state of the current consumer."""
         self._consumer, self._subject, self._trouble = "", "", ""
         self._sid: int | None = None
         self._most = BATCH
-        self._granted = 0  # messages that the pulls have asked for
+        self._granted = 0  # messages requested by pulls
         self._before = self._checked = self._inbox.total
         self._skipped = 0  # sequences without a message up to the last one
         self._idle = self._drained = self._too_large = False
 
     async def messages(self) -> AsyncGenerator[tuple[str, Received]]:
-        """The messages, a chunk of one consumer's at a time, with the consumer's name.
+        """Yield the messages in chunks: pairs of consumer name and messages.
 
-        Raises SourceError when nothing comes for the session's timeout although something should.
+        Raises SourceError if expected messages do not arrive for the session's timeout.
         """
         self._session.on_trouble = lambda: self._disturb("the connection was lost")
         receiving = asyncio.create_task(self._receive())
@@ -96,7 +96,7 @@ class RangeReader:
             await self._leave()
 
     async def _next(self) -> tuple[str, Received] | None:
-        """Return what was received from one consumer, once it is enough; None at the end."""
+        """Wait for enough messages and return those of one consumer; None at the end."""
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
@@ -112,35 +112,35 @@ class RangeReader:
 
     @property
     def _full(self) -> bool:
-        """Whether pulling pauses. The same bound passes messages on, so the two sides cannot wait for each other."""
+        """Whether pulling pauses. Messages are returned at the same limit, so the two sides cannot deadlock."""
         return self._inbox.rows.memory > WAITING
 
-    # ------------------------------------------------------------------ what a subclass may look at
+    # ------------------------------------------------------------------ hooks for subclasses that check gaps
 
     async def _started(self, answer: dict[str, Any]) -> None:
-        """A consumer has been created, and this was the answer."""
+        """Called with the server's answer when a consumer has been created."""
 
     def _skips(self) -> None:
-        """Sequences have no message behind the last one received, before `_last` is moved over them."""
+        """Called when sequences after `_last` have no message, before `_last` moves past them."""
 
     async def _check(self) -> None:
-        """Look at what is missing, now and then."""
+        """Called regularly to check gaps."""
 
     @property
     def _settled(self) -> bool:
-        """Whether nothing is left to look at."""
+        """Whether no gap is left to check."""
         return True
 
     @property
     def _replaced_after(self) -> float:
-        """Seconds without a message after which a consumer that counts messages to come is replaced by another one."""
+        """Seconds without a message after which a consumer that still has pending messages is replaced."""
         return SILENCE if self._wanted.per_subject else self._session.timeout / 2
 
     async def _check_end(self) -> None:
-        """Look at what is missing behind the last message received."""
+        """Called at the end to check the gap after the last message received."""
 
     async def _more_elsewhere(self) -> bool:
-        """Whether messages of the range exist that the consumer does not know of yet."""
+        """Whether the range has messages that the consumer does not know yet."""
         return False
 
     # ------------------------------------------------------------------ consumers, one after another
@@ -166,7 +166,7 @@ class RangeReader:
         self._failure = error
 
     async def _attach(self) -> None:
-        """Create a consumer that starts behind the last message, and subscribe."""
+        """Create a consumer that starts after the last message, and subscribe."""
         self._forget()
         wanted = self._wanted
         config: dict[str, Any] = {"headers_only": wanted.headers_only, "filter_subjects": wanted.subjects}
@@ -188,7 +188,7 @@ class RangeReader:
             raise UnavailableError(str(error)) from error
 
     async def _leave(self) -> None:
-        """Have no consumer any more."""
+        """Unsubscribe, delete the consumer and keep the messages received from it."""
         if self._sid is not None:
             self._connection.forget(self._sid)
             with contextlib.suppress(nats.errors.Error, OSError):
@@ -215,25 +215,25 @@ class RangeReader:
             self._wake.clear()
             await self._check()
             if self._drained or self._idle:
-                await self._see_whether_all_came()
+                await self._check_drained()
             if self._complete and self._settled:
                 self._finish()
             await self._ask_for_more()
-            if self._connection.reads != reads:  # perhaps of a large message, which keeps heartbeats waiting
+            if self._connection.reads != reads:  # perhaps part of a large message, which delays heartbeats
                 reads, self._heard = self._connection.reads, clock()
             if self._full:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server stopped responding")
             late_before, late = late, clock() > self._came + self._session.timeout
-            if late and late_before and not (self._finished or self._trouble):  # seen twice: we may have been suspended
+            if late and late_before and not (self._finished or self._trouble):  # twice: we may have been suspended
                 raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
 
     @property
     def _complete(self) -> bool:
-        """Whether nothing of the range is behind what was received."""
+        """Whether the end of the range has been reached."""
         return self._last >= self._wanted.end - 1
 
     @property
@@ -242,15 +242,15 @@ class RangeReader:
         return self._granted - (self._inbox.total - self._before)
 
     async def _ask_for_more(self) -> None:
-        """Pull no more than the rest of the range: what lies behind it is another reader's."""
+        """Pull at most the rest of the range: what follows belongs to other readers."""
         batch, size = self._most, PULL_BYTES
-        if not self._wanted.per_subject:  # which begins anew with each consumer
+        if not self._wanted.per_subject:  # which starts over with each consumer
             batch = min(batch, self._wanted.end - 1 - self._last - self._credit)
         if batch <= 0 or self._credit > self._most // 2 or self._full or self._trouble or self._finished:
             return
         if self._too_large:
             if self._credit:
-                return  # the pulls under way will be refused as well
+                return  # wait until the open pulls have been refused as well
             self._too_large, batch, size = False, 1, 0
         self._granted += batch
         stream, reply = self._wanted.stream, f"{self._subject}.1"
@@ -258,8 +258,8 @@ class RangeReader:
             stream, self._consumer, reply, batch=batch, max_bytes=size, expires=EXPIRES, heartbeat=HEARTBEAT
         )
 
-    async def _see_whether_all_came(self) -> None:
-        """Handle that the server has nothing to send: a gap at the range's end, or messages deleted since planning."""
+    async def _check_drained(self) -> None:
+        """Finish if the server has nothing left to send: a gap at the end of the range, or messages deleted since."""
         drained, self._drained, self._idle = self._drained, False, False
         if not drained:
             try:
@@ -268,7 +268,7 @@ class RangeReader:
                 self._disturb(str(error))
                 return
             if info["num_pending"]:
-                # the next ones are gone: the server skips only one of them at each sign of life, or still counts them
+                # the next ones are gone: the server skips only one of them per heartbeat, or still counts them
                 if asyncio.get_running_loop().time() > self._came + self._replaced_after:
                     await self._check_end()
                     self._disturb("expected messages were removed from the stream")
@@ -310,7 +310,7 @@ class RangeReader:
 
     def _on_status(self, subject: bytes, block: bytes) -> None:
         if not subject.startswith(self._subject.encode()):
-            return  # of a consumer we have left
+            return  # for an earlier consumer
         self._heard = asyncio.get_running_loop().time()
         status = parse_status(block)
         if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
@@ -318,6 +318,6 @@ class RangeReader:
         else:
             self._granted -= undelivered(block) or 0
         if status.reaction is Reaction.TOO_LARGE:
-            self._too_large |= (undelivered_bytes(block) or 0) >= PULL_BYTES  # more than the rest of a pull
+            self._too_large |= (undelivered_bytes(block) or 0) >= PULL_BYTES  # nothing of the pull was delivered
         self._idle = status.reaction is Reaction.ALIVE
         self._wake.set()

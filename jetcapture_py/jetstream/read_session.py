@@ -1,4 +1,4 @@
-"""A connection for questions and for reading: requests that are tried again, and short-lived consumers."""
+"""A connection for API requests with retries and for reading through short-lived consumers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ PAUSE = 0.25
 
 _CLOSE_TIMEOUT = 1.0
 _CERTAIN = 4
-"""Consecutive answers before something counts as missing: a server that has just started may be wrong."""
+"""Not-found answers before something counts as missing: a server that has just started may be wrong."""
 _SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold": 30 * 10**9}
-"""The server forgets such a consumer by itself, should its reader be killed."""
+"""Settings of a consumer that the server removes if its reader is killed."""
 
 T = TypeVar("T")
 
@@ -45,10 +45,10 @@ class MissingStreamError(SourceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """A stream as the server describes it. Its messages have sequences `first` to `last`; empty, `first` is `last` + 1.
+    """A stream's state: its messages have sequences `first` to `last`; an empty stream has `first` = `last` + 1.
 
-    `gaps` says whether some of these sequences have no message, `replicated` whether other servers hold copies, and
-    `keeps_latest` whether the stream limits the messages of a subject, so that new ones displace old ones.
+    `gaps`: some of these sequences have no message. `replicated`: other servers hold copies. `keeps_latest`: the stream
+    limits messages per subject, so new messages replace old ones.
     """
 
     created: str
@@ -78,9 +78,10 @@ class StreamState:
 
 
 class ReadSession:
-    """A connection; an async context manager. Raises SourceError when refused, or not served for `timeout` seconds.
+    """A connection; an async context manager, or `open` and `close`.
 
-    `on_trouble` is called when the connection is lost, and when the user may not pull: nobody will answer.
+    Raises SourceError when NATS refuses or does not respond for `timeout` seconds. `on_trouble` is called when open
+    pulls will get no answer: the connection is lost, or the user may not pull.
     """
 
     def __init__(self, login: NatsConfig, name: str, *, timeout: float, connect_timeout: float | None = None) -> None:
@@ -90,7 +91,8 @@ class ReadSession:
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._denied = ""
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
+        """Connect. Raises SourceError."""
         self.connection: Connection = await connect(
             self._login,
             self._name,
@@ -100,28 +102,35 @@ class ReadSession:
             timeout=self._connect_timeout,
         )
         self.api = Api(self.connection, self._login)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # the server may be gone
+            await asyncio.wait_for(self.connection.close(), _CLOSE_TIMEOUT)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, nats.errors.Error, TimeoutError):  # the server may be gone
-            await asyncio.wait_for(self.connection.close(), _CLOSE_TIMEOUT)
+        await self.close()
 
     async def _disconnected(self) -> None:
         self.on_trouble()
 
     async def _errored(self, error: Exception) -> None:
-        """Handle only denied pulls, which get no answer. Other requests fail by themselves."""
+        """Handle denied pulls, which get no answer. Other denied requests fail with an error."""
         denial = denial_in(error)
         if denial is not None and (denial.subscription or ".consumer.msg.next." in denial.subject):
             self._denied = str(denial)
             self.on_trouble()
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of the JetStream API. Raises SourceError, or ApiError when there is no such message."""
+        """Call the JetStream API and return its answer. Raises SourceError, or ApiError if there is no such message."""
         return await self.retry(lambda: self.api.request(subject, body))
 
     async def retry(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `request` once NATS answers; raise SourceError when it refuses or does not answer."""
+        """Retry `request` until NATS answers. Raises SourceError when it refuses or stays silent."""
         clock = asyncio.get_running_loop().time
         deadline, missing = clock() + self.timeout, 0
         while True:
@@ -152,20 +161,27 @@ class ReadSession:
         return StreamState.of(await self.request(f"STREAM.INFO.{stream}"))
 
     async def first_at(self, stream: str, moment: datetime) -> int:
-        """The sequence of the first message stored at `moment` or later: where a consumer that starts then stands."""
+        """Return the sequence of the first message stored at `moment` or later, from a consumer that starts there."""
         config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
-        name, answer = await self.retry(lambda: self.create_consumer(stream, config))
+        name = _consumer_name()  # the same for every attempt, so that none is left behind by an unanswered one
+        _, answer = await self.retry(lambda: self.create_consumer(stream, config, name))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1
 
-    async def create_consumer(self, stream: str, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Create a consumer that nobody else knows, with these settings: its name, and the server's answer."""
-        name = f"jetcapture-read-{uuid.uuid4().hex}"
+    async def create_consumer(
+        self, stream: str, config: Mapping[str, Any], name: str | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Create a short-lived consumer with these settings; return its name (random by default) and the answer."""
+        name = name or _consumer_name()
         body = {"stream_name": stream, "action": "create", "config": {"name": name, **_SHORT_LIVED, **config}}
         return name, await self.api.request(f"CONSUMER.CREATE.{stream}.{name}", body)
 
     async def delete_consumer(self, stream: str, name: str) -> None:
-        """Delete it, if that is possible now: else the server forgets it by itself."""
+        """Delete a consumer if connected; otherwise the server removes it once it is inactive."""
         with contextlib.suppress(UnavailableError, ApiError):
             if self.connection.is_connected:
                 await self.api.request(f"CONSUMER.DELETE.{stream}.{name}")
+
+
+def _consumer_name() -> str:
+    return f"jetcapture-read-{uuid.uuid4().hex}"

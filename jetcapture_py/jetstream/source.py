@@ -1,4 +1,4 @@
-"""Receives from a durable pull consumer, and acknowledges to it. All replicas share the consumer."""
+"""Receive from a durable pull consumer that all replicas share, and acknowledge to it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ log = logging.getLogger("jetcapture.source")
 
 ENOUGH = 4096
 LINGER = 0.05
-"""A batch is handed on when it has `ENOUGH` messages, or this many seconds after its first one."""
+"""Seconds after its first message that a batch waits to have `ENOUGH` messages."""
 FRESH = 0.25
-"""Seconds for which an answer about the consumer counts, while a pull is under way: deletion would end that at once."""
+"""Seconds for which the consumer's state is cached while a pull is open, which a deletion would end immediately."""
 NEVER = (0, float("-inf"))
 CONNECT_TIMEOUT = 20.0
 DROPPED = (
@@ -44,8 +44,8 @@ DROPPED = (
 class PullSource:
     """The consumer's messages.
 
-    `held` says how many bytes the rest of the pipeline holds, `unacked` how many messages this process does, and
-    `replies` gives the ack subjects of these.
+    `held` returns the bytes held by the rest of the pipeline, `unacked` the number of unacknowledged messages in this
+    process, and `replies` their ack subjects.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PullSource:
         self.failure: SourceError | None = None
         self.reconnects = 0
         self.lost = 0
-        """Messages that connections took with them, as far as that is known."""
+        """Messages lost with connections, as far as known."""
         self._unacked, self._replies = unacked, replies
         self._others = 0
         self._inbox = Inbox(self._on_data)
@@ -69,13 +69,13 @@ class PullSource:
         self._ready = asyncio.Event()
         self._enough = asyncio.Event()
         self._ended = self._closing = False
-        self._known = NEVER  # at which connection, and when, the consumer was last found to be the same
+        self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
         self.pulls = Pulls(
             config, self._inbox, used=lambda: held() + self.waiting_bytes, wake=self._wake, fail=self.fail
         )
         self._inbox.on_status = self.pulls.on_status
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ opening and closing
 
     async def open(self) -> None:
         """Connect, find or create the consumer, subscribe. Raises SourceError."""
@@ -97,7 +97,7 @@ class PullSource:
             raise
 
     async def _attach(self) -> None:
-        """Have the consumer, know its state, and subscribe."""
+        """Find or create the consumer, get its state, and subscribe."""
         self._consumer = Consumer(self._api, self.config.source, self.fail)
         await self._consumer.attach()
         self.payloads = PayloadCheck(
@@ -114,11 +114,11 @@ class PullSource:
             event(log, logging.WARNING, "receive.slow_path", reason="unknown version of nats-py")
 
     async def stop(self) -> bool:
-        """Pull no more, receive what open pulls still bring, and unsubscribe; return whether every pull ended.
+        """Stop pulling, receive what open pulls still deliver, and unsubscribe; return whether every pull ended.
 
-        An open pull cannot be cancelled. Without its subscription, what the server still sends for it is dropped, and
-        comes back only after `ack_wait` where it has to pass through another server of a cluster. So the subscriptions
-        stay until every pull is filled or has expired. A second call does not wait.
+        An open pull cannot be canceled. Messages sent for it after its subscription is gone are dropped, and in a
+        cluster they may be redelivered only after `ack_wait`. So the subscriptions stay until every pull is filled or
+        has expired. A second call does not wait.
         """
         connection = self.reconnects
         if not self.pulls.stopped:
@@ -132,45 +132,45 @@ class PullSource:
                 await self._client.stop_receiving(slot.sid)
             await self._client.flush(2)
         except (nats.errors.Error, OSError, TimeoutError):
-            pass  # not connected: nothing more can come
+            pass  # not connected: nothing more can arrive
         self.halt()
         return ended
 
     async def _pulls_end(self) -> None:
-        """Wait until no pull is open, or nothing can come any more."""
+        """Wait until no pull is open or nothing more can arrive."""
         while self.connected and not self._ended and self.pulls.active:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
             overdue = self.pulls.overdue()
-            if overdue and await self.refresh():  # the consumer answers, so it has ended them
+            if overdue and await self.refresh():  # the server responds, so it has ended them
                 for slot in overdue:
                     slot.active = False
 
     async def close(self) -> None:
-        """Flush what was written and close the connection."""
+        """Flush pending writes and close the connection."""
         self._closing = True
         try:
             if self._client.is_connected:
                 await self._client.flush(2)
             await asyncio.wait_for(self._client.close(), 5)
         except (nats.errors.Error, OSError, TimeoutError):
-            pass  # the server is gone: there is nobody to say good-bye to
+            pass  # the server is gone
 
     def halt(self) -> None:
-        """Pull no more, and let nobody wait for more."""
+        """Stop pulling and wake all waiters."""
         self.pulls.stopped = self._ended = True
         for waited in (self._wake, self._ready, self._enough):
             waited.set()
 
     @property
     def state(self) -> ConsumerState:
-        """The consumer as the server described it last."""
+        """The consumer's last known state."""
         return self._consumer.state
 
     @property
     def stream_created(self) -> str:
-        """When the stream was created, RFC 3339; "" when we are not allowed to ask."""
+        """When the stream was created, RFC 3339; "" without permission to read it."""
         return self._consumer.stream_created
 
     @property
@@ -179,7 +179,7 @@ class PullSource:
         return bool(self._client.is_connected)
 
     def fail(self, error: SourceError) -> None:
-        """No more messages will come, and this is why."""
+        """Stop permanently with this error."""
         if self.failure is None:
             self.failure = error
             self.halt()
@@ -208,14 +208,14 @@ class PullSource:
             self.fail(SourceError(f"NATS refused: {refusal(needed, subscription=denial.subscription)}"))
 
     def _needed(self, denial: Denial) -> str | None:
-        """What must be allowed for this to work at all, if the denial is about that: without it nothing ever comes."""
-        mine = f"{self.stream}.{self.consumer}"
+        """Return the required permission that was denied; None if the denied one is not required."""
+        consumer = f"{self.stream}.{self.consumer}"
         if denial.subscription:
             return f"{self.config.nats.inbox_prefix}.>"
         if denial.subject.startswith("$js.ack."):
-            short = denial.subject.startswith(f"$js.ack.{mine}.".lower())
-            return f"$JS.ACK.{mine}.>" if short else f"$JS.ACK.*.*.{mine}.>"
-        return denial.about(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{mine}")
+            short = denial.subject.startswith(f"$js.ack.{consumer}.".lower())
+            return f"$JS.ACK.{consumer}.>" if short else f"$JS.ACK.*.*.{consumer}.>"
+        return denial.about(f"{self._api.prefix}.CONSUMER.MSG.NEXT.{consumer}")
 
     # ------------------------------------------------------------------ receiving
 
@@ -226,24 +226,24 @@ class PullSource:
 
     @property
     def waiting(self) -> int:
-        """Messages received and not taken yet."""
+        """Messages received but not taken yet."""
         return len(self._inbox.rows)
 
     @property
     def waiting_bytes(self) -> int:
-        """What those hold in memory."""
+        """Bytes of memory of the waiting messages."""
         return self._inbox.rows.memory
 
     def waiting_replies(self) -> pa.BinaryArray:
-        """Their ack subjects."""
+        """Return the ack subjects of the waiting messages."""
         return self._inbox.rows.replies
 
     def idle_for(self) -> float:
-        """Seconds since the last message came."""
+        """Return the seconds since the last message was received."""
         return self._loop.time() - self.pulls.last_data
 
     async def receive(self) -> Received | None:
-        """The next messages; None once stopped, and everything that the server had sent by then was handed out."""
+        """Return the next messages; None once stopped and everything received has been returned."""
         await self._ready.wait()
         if self.waiting < ENOUGH and not self._ended:
             self._enough.clear()
@@ -257,7 +257,7 @@ class PullSource:
         return received if received or not self._ended else None
 
     def hand_on(self) -> None:
-        """Let nobody wait until there are more messages than there are now."""
+        """Return waiting messages without waiting for more."""
         self._enough.set()
 
     def _on_data(self) -> None:
@@ -269,26 +269,26 @@ class PullSource:
     # ------------------------------------------------------------------ pulling
 
     async def pull(self) -> None:
-        """Keep pulls open as far as there is credit, until stopped."""
+        """Keep pulls open while there is credit, until stopped."""
         while not self.pulls.stopped:
             self._wake.clear()
             if self.pulls.held and self.connected:
-                await self._take_stock()
+                await self._recover_lost()
             await self.pulls.renew()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
 
     def wake_pulls(self) -> None:
-        """Memory has been freed: there may be credit again."""
+        """Pull again after memory has been freed."""
         if self.pulls.active < len(self.pulls.slots):
             self._wake.set()
 
-    async def _take_stock(self) -> None:
-        """Find out what the lost connection took with it, before anything is pulled, and have it delivered again.
+    async def _recover_lost(self) -> None:
+        """After a reconnect, before the first pull, NAK the messages lost with the connection.
 
-        Otherwise that would come back only after `ack_wait`. Nothing is given back that is held here.
+        Otherwise they would be redelivered only after `ack_wait`. Messages held here are not NAKed.
         """
-        while not await self.refresh():  # whoever leads the consumer answers this and pulls alike
+        while not await self.refresh():  # answered by the consumer's leader, which also serves pulls
             if self.pulls.stopped or not self._client.is_connected:
                 return
             await asyncio.sleep(PAUSE)
@@ -301,7 +301,8 @@ class PullSource:
             return
         self.lost += lost.messages
         size = lost.messages * self._inbox.total_bytes // max(1, self.fetched)
-        much = self.pulls.limits.lost(size, self._loop.time())
+        substantial = self.pulls.limits.lost(size, self._loop.time())
+        dropped = substantial and self._client.server_id == self._last_server
         event(
             log,
             logging.WARNING,
@@ -309,13 +310,13 @@ class PullSource:
             messages=lost.messages,
             given_back=len(lost.replies),
             in_flight_limit=self.pulls.limits.limit,
-            reason=DROPPED if much and self._client.server_id == self._last_server else "the connection was lost",
+            reason=DROPPED if dropped else "the connection was lost",
         )
 
     # ------------------------------------------------------------------ the consumer
 
     async def refresh(self) -> bool:
-        """Ask the server for the consumer's state; False when nobody answers just now, or it is another one."""
+        """Request the consumer's state; return False if nobody answers or the consumer was recreated."""
         asked = self.reconnects, self._loop.time()
         pulls = self.pulls.active
         if not await self._consumer.refresh() or self.failure is not None:
@@ -330,19 +331,19 @@ class PullSource:
         return True
 
     async def _floor_again(self) -> int | None:
-        """The ack floor, from an answer about the consumer that was asked for now; None once nothing can come."""
+        """Return the ack floor from a new request; None if the consumer cannot be used any more."""
         return self.state.ack_floor if await self._found(again=True) else None
 
     @property
     def unacked_limit(self) -> int:
-        """How many messages this replica may hold: the consumer's limit less what other replicas hold."""
+        """Maximum messages that this replica may hold: the consumer's limit minus those held by other replicas."""
         return max(1, self.state.max_ack_pending - self._others)
 
     async def ack(self, replies: pa.BinaryArray) -> AckResult:
-        """Acknowledge stored messages in bulk, the last one confirmed by the server.
+        """Acknowledge stored messages in bulk; the server confirms the last one.
 
-        The consumer is asked for before, until it answers: nobody would take the acks. And were it another one, of a
-        stream that was created again, the same sequences would be other messages.
+        First waits until the consumer responds, because otherwise nobody would receive the acks, and checks that it is
+        the same: in a recreated stream, the same sequences are different messages.
         """
         if not await self._found():
             return AckResult.REFUSED
@@ -352,7 +353,7 @@ class PullSource:
         return result
 
     async def _found(self, *, again: bool = False) -> bool:
-        """Wait until the consumer is found, or was a moment ago and not `again`; False once nothing more can come."""
+        """Wait until the consumer is known to exist; `again` ignores the cache. False after a permanent failure."""
         while self.failure is None:
             if self.connected and ((not again and self._is_known()) or await self.refresh()):
                 return True
@@ -360,15 +361,15 @@ class PullSource:
         return False
 
     def _is_known(self) -> bool:
-        """Whether the consumer was there a moment ago, and the server has not said since that it is gone."""
+        """Whether the consumer was checked less than `FRESH` seconds ago and has not failed since."""
         connection, asked = self._known
         fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
         return fresh and self.failure is None and self.pulls.active > 0
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
-        """Tell the server that these messages are still being worked on."""
+        """Reset the messages' ack wait (+WPI)."""
         await acks.publish(self._client, replies, b"+WPI")
 
     async def give_back(self, replies: pa.BinaryArray) -> None:
-        """Have these messages delivered again, to whoever pulls next."""
+        """Have the messages redelivered immediately (-NAK)."""
         await acks.publish(self._client, replies, b"-NAK")

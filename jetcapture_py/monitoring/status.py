@@ -94,12 +94,13 @@ class Observed:
 
     async def __aenter__(self) -> Self:
         name = f"jetcapture status {self._config.source.stream}"
-        self._session = await ReadSession(self._config.nats, name, timeout=TIMEOUT).__aenter__()
+        self._session = ReadSession(self._config.nats, name, timeout=TIMEOUT)
+        await self._session.open()
         self._api = self._session.api
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.__aexit__()
+        await self._session.close()
 
     async def status(self) -> CaptureStatus:
         """Return the current status."""

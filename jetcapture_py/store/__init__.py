@@ -1,6 +1,6 @@
-"""Object stores. An object appears whole or not at all, and is durable once `put` has returned.
+"""Object stores. Objects appear atomically, and are durable once `put` has returned.
 
-The caller does the rest: retries, parallelism, and holding the data meanwhile.
+Retries, parallelism and buffering are up to the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOCAL_PERMANENT = {
 }
 _MOST_KNOWN = 100_000
 _ABANDONED = 3600.0
-"""Age in seconds after which a temporary file counts as left behind by a dead process."""
+"""Age in seconds after which a temporary file counts as abandoned."""
 
 
 class Store(Protocol):
@@ -45,23 +45,20 @@ class Store(Protocol):
     """
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store `data` as `name` and return where it lies. Raises `StoreError`, `PermanentStoreError`."""
+        """Store `data` as `name` and return its location. Raises `StoreError`, `PermanentStoreError`."""
         ...
 
     def probe(self) -> None:
-        """Check that objects can be stored, by storing and removing a small one. Raises as `put` does."""
+        """Check that objects can be stored by storing and removing a small one. Raises the errors of `put`."""
         ...
 
 
 @runtime_checkable
 class NoteStore(Protocol):
-    """A store that also keeps small files that are rewritten, such as the watermark.
-
-    `read_note` gives None where there is no such file. Both raise `StoreError`.
-    """
+    """A store that also keeps small files that are rewritten, such as the watermark. Methods raise `StoreError`."""
 
     def read_note(self, path: str) -> bytes | None:
-        """The file at `path`, relative to the archive's root."""
+        """Read the file at `path`, relative to the archive's root; return None if it does not exist."""
         ...
 
     def write_note(self, path: str, data: bytes) -> None:
@@ -71,7 +68,7 @@ class NoteStore(Protocol):
 
 @runtime_checkable
 class ObjectReader(Protocol):
-    """A store that can also read the end of an object, where its footer is. Raises `StoreError`."""
+    """A store that can also read the end of an object, which has its footer. Raises `StoreError`."""
 
     def read_end(self, path: str, size: int) -> bytes:
         """Read the last `size` bytes, or all, of the object at `path`, relative to the archive's root."""
@@ -83,13 +80,13 @@ class SharedNoteStore(NoteStore, Protocol):
     """Obligation: a concurrent write by another process is not lost; the change is reapplied to it."""
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace the file at `path` by the result of `change` for its content (None without a file), unless that is
-        None. `change` may be called several times; the last call counts. Raises `StoreError`."""
+        """Replace the file at `path` with the result of `change` for its content (None without a file), unless that is
+        None. `change` may be called several times; the last result is used. Raises `StoreError`."""
         ...
 
 
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
-    """Change a note as in `SharedNoteStore`, or, in other stores, regardless of concurrent writers."""
+    """Change a note as in `SharedNoteStore`; in other stores, concurrent changes may be lost."""
     if isinstance(store, SharedNoteStore):
         store.change_note(path, change)
     elif (data := change(store.read_note(path))) is not None:
@@ -97,7 +94,7 @@ def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:
-    """The store for `url`; `options` go to fsspec. Raises `ConfigError` when a package for it is missing."""
+    """Open the store at `url`; `options` go to fsspec. Raises `ConfigError` if a package is missing."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
         return LocalStore(rest if separator else url)
@@ -105,10 +102,10 @@ def open_store(url: str, options: Mapping[str, Any]) -> Store:
 
 
 class LocalStore:
-    """A directory. Objects are written to a hidden sibling, synced, renamed, and the directory is synced.
+    """A directory. Objects are written to a hidden sibling, synced and renamed, then the directory is synced.
 
-    A directory that is no longer the one of the first use, for example after an unmount, is a `StoreError` (see
-    `store.root`). With `{key}` in `root` this applies to the directory above the first part with `{key}`.
+    If the directory has been replaced since the first use, for example by an unmount, writes raise `StoreError` (see
+    `store.root`). With `{key}` in `root`, this applies to the directory above the first part with `{key}`.
     """
 
     def __init__(self, root: str) -> None:
@@ -121,7 +118,7 @@ class LocalStore:
 
     @property
     def new(self) -> bool:
-        """Whether this process has found an empty directory and made it an archive."""
+        """Whether this process has created the archive in an empty directory."""
         return self._archive.new
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
@@ -131,7 +128,7 @@ class LocalStore:
         return path
 
     def probe(self) -> None:
-        """Store and remove a small object; does nothing with a root per key."""
+        """Store and remove a small object; with a root per key, only check the directory."""
         if "{key}" in self.root:
             with _explained(self._archive.path), self._archive.opened():
                 return
@@ -141,7 +138,7 @@ class LocalStore:
             Path(path).unlink()
 
     def read_note(self, path: str) -> bytes | None:
-        """A small file's content; None when it does not exist."""
+        """Read a small file; return None if it does not exist."""
         try:
             if self._archive.known:
                 with self._archive.opened():
@@ -166,7 +163,7 @@ class LocalStore:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace a small file by what `change` returns for its content; one process at a time."""
+        """Replace a small file with the result of `change` for its content, under a lock."""
         with _explained(self._archive.path), self._archive.locked():
             if (data := change(self.read_note(path))) is not None:
                 self.write_note(path, data)
@@ -188,7 +185,7 @@ class LocalStore:
                 raise
 
     def _prepare(self, directory: str, root: int) -> None:
-        """Create the directory if needed and sweep it, once."""
+        """Create the directory, or remove abandoned files in it, once."""
         if directory not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
@@ -199,7 +196,7 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _explained(directory: str) -> Iterator[None]:
-    """Raise `StoreError` or `PermanentStoreError` for an OSError."""
+    """Turn an OSError into `StoreError` or `PermanentStoreError`."""
     try:
         yield
     except OSError as error:
@@ -208,7 +205,7 @@ def _explained(directory: str) -> Iterator[None]:
 
 
 def _sweep(directory: str, root: int) -> None:
-    """Remove unfinished files of killed processes from `directory`."""
+    """Remove temporary files of killed processes from `directory`."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
         for name in os.listdir(handle):  # noqa: PTH208  a descriptor, not a path

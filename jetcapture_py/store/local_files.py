@@ -1,4 +1,4 @@
-"""Durable changes to a local file system. Paths are relative to the directory `root`, where a descriptor is given."""
+"""Durable changes to a local file system. Paths are relative to the directory descriptor `root`, if given."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def write_durably(path: str, data: bytes | pa.Buffer, root: int | None = None) -
 
 
 def make_directory(directory: str, root: int | None = None, *, parents: bool = True) -> bool:
-    """Create `directory` and what is above it, durably; False when it was there already."""
+    """Create `directory` and its parents durably; return False if it existed."""
     parent = directory.rpartition("/")[0] or ("/" if directory.startswith("/") else ".")
     try:
         os.mkdir(directory, _DIRECTORY_MODE, dir_fd=root)
     except FileNotFoundError:
-        if not parents or parent in (directory, "."):  # the parent is there, and yet nothing can be created in it
+        if not parents or parent in (directory, "."):  # the parent exists, and still nothing can be created in it
             raise
         make_directory(parent, root)
         return make_directory(directory, root, parents=False)
@@ -43,7 +43,7 @@ def make_directory(directory: str, root: int | None = None, *, parents: bool = T
 
 
 def sync_directory(directory: str, root: int | None = None) -> None:
-    """Sync the names in `directory` to disk."""
+    """Sync `directory` itself, and thus its names, to disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Read an archive through fsspec: list its objects, and read any part of one.
+"""List an archive's objects through fsspec, and read any part of an object.
 
 With `{key}` in `store.url`, every key has its own root; roots are found by listing.
 """
@@ -29,9 +29,9 @@ _REMOTE_THREADS, _LOCAL_THREADS = 16, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file of the archive. `path` is relative to its root or, with `{key}`, to what all roots have in common.
+    """A file of the archive. `path` is relative to its root or, with `{key}`, to the common parent of all roots.
 
-    `place` is what fsspec calls it, `size` its bytes, `name` what its path says, None where that is not of ours.
+    `place` is its path in fsspec, `size` is in bytes, `name` is the parsed path, None for files that are not objects.
     """
 
     path: str
@@ -44,7 +44,7 @@ class ObjectStorage:
     """The archive at `url`; `options` go to fsspec, as for the store. Thread-safe."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        """Raises ConfigError when a package for it is missing, or the options are not its own."""
+        """Raises ConfigError if a package is missing or options are invalid."""
         scheme, separator, rest = url.partition("://")
         self._store: FsspecStore | None = None
         if not separator or scheme in ("file", "local"):
@@ -55,11 +55,9 @@ class ObjectStorage:
         self._template = str(self._fs._strip_protocol(path)).rstrip("/")
         head, _, _ = self._template.partition(_KEY)
         self._base = head.rpartition("/")[0] if _KEY in self._template else self._template
-        own = self._fs._find if isinstance(self._fs, AsyncFileSystem) else self._fs.find
-        self._flat = own.__func__ not in (
-            AsyncFileSystem._find,
-            AbstractFileSystem.find,
-        )  # it lists without directories
+        find = self._fs._find if isinstance(self._fs, AsyncFileSystem) else self._fs.find
+        # whether it lists all levels at once, in place of fsspec's walk of the directories
+        self._flat = find.__func__ not in (AsyncFileSystem._find, AbstractFileSystem.find)
         self.threads = _LOCAL_THREADS if self._store is None else _REMOTE_THREADS
 
     @property
@@ -68,11 +66,11 @@ class ObjectStorage:
         return _KEY in self._template
 
     def _do(self, work: Callable[[Any], Any]) -> Any:
-        """Return the result of `work` on the file system, with refreshed credentials if there are any."""
+        """Return the result of `work` on the file system; a remote store refreshes rejected credentials."""
         return work(self._fs) if self._store is None else self._store.attempt(work)
 
     def files(self, stream: str) -> Iterator[File]:
-        """Return every file of the stream and of its quarantine, unordered. Raises StoreError."""
+        """Yield every file of the stream and its quarantine, unordered. Raises StoreError."""
         self._do(_fresh)
         places = [
             (root, f"{root}/{part}") for root in self._roots() for part in (stream, f"{layout.QUARANTINE}/{stream}")
@@ -86,11 +84,11 @@ class ObjectStorage:
     def _file(self, root: str, path: str, size: int) -> File:
         name = layout.parse_path(path[len(root) + 1 :])
         if name is not None and root_of(self._template, name.key) != root:
-            name = None  # an object of one key in the root of another
+            name = None  # an object of one key in another key's root
         return File(path=path[len(self._base) + 1 :], place=path, size=size, name=name)
 
     def _find(self, directory: str) -> Iterator[tuple[str, int]]:
-        """Return the files below a directory with their sizes. Not by fsspec's walk, which hides listing errors."""
+        """Yield the files below a directory with their sizes, without fsspec's walk, which hides listing errors."""
         if self._flat:
             found = self._listed("find", directory)
             yield from ((path, info["size"] or 0) for path, info in found.items() if info.get("type") != "directory")
@@ -108,11 +106,11 @@ class ObjectStorage:
             return self._do(lambda fs: getattr(fs, how)(directory, detail=True))
         except FileNotFoundError:
             return {}
-        except Exception as error:  # each fsspec backend has errors of its own
+        except Exception as error:  # fsspec backends raise different errors
             raise StoreError(f"cannot list {directory or '/'}: {one_line(error)}") from error
 
     def _roots(self) -> list[str]:
-        """The roots that are there."""
+        """List the existing roots."""
         roots = [self._base]
         for part in self._template[len(self._base) + 1 :].split("/") if self.divided else ():
             if _KEY not in part:
@@ -127,22 +125,22 @@ class ObjectStorage:
         return [str(entry["name"]).rstrip("/") for entry in entries if entry.get("type") == "directory"]
 
     def read(self, file: File, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes of a file from `start` up to, and without, `end`. Raises VanishedError, StoreError."""
+        """Read the bytes of a file from `start` to `end` (exclusive). Raises VanishedError, StoreError."""
         last = file.size if end is None else end
         with _explained(file.path):
             return bytes(self._do(lambda fs: fs.cat_file(file.place, start=start, end=last)))
 
     def again(self, file: File) -> File:
-        """The same file as it is now: it may have been stored once more since. Raises VanishedError, StoreError."""
+        """Refresh the file's size, because it may have been rewritten. Raises VanishedError, StoreError."""
         with _explained(file.path):
             return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
 
     def open(self, file: File) -> pa.PythonFile:
-        """Open the file for Arrow, which reads only what it needs."""
+        """Open the file for Arrow, which reads only the ranges it needs."""
         return pa.PythonFile(_Parts(self, file), mode="r")
 
     def note(self, path: str) -> bytes | None:
-        """The small file at `path`, relative to the root; None where there is none. Raises StoreError."""
+        """Read the small file at `path`, relative to the root; None if it does not exist. Raises StoreError."""
         try:
             with _explained(path):
                 return bytes(self._do(lambda fs: fs.cat_file(f"{self._template}/{path}")))
@@ -152,7 +150,7 @@ class ObjectStorage:
 
 @contextmanager
 def _explained(path: str) -> Iterator[None]:
-    """Raise VanishedError or StoreError for whatever a backend raises: each has errors of its own."""
+    """Turn any error of an fsspec backend into VanishedError or StoreError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -162,13 +160,13 @@ def _explained(path: str) -> Iterator[None]:
 
 
 def _fresh(fs: Any) -> Any:
-    """Return the file system with an empty listing cache."""
+    """Clear the file system's listing cache and return it."""
     fs.invalidate_cache()
     return fs
 
 
 class _Parts(io.RawIOBase):
-    """A file where each read is one request, without read-ahead."""
+    """A file-like object; each read is one request, without read-ahead."""
 
     def __init__(self, storage: ObjectStorage, file: File) -> None:
         self._storage, self._file = storage, file

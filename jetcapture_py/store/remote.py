@@ -1,6 +1,6 @@
-"""Object storage through fsspec. An object appears whole or not at all; requests to a silent store time out.
+"""Object storage through fsspec. Objects appear atomically; requests to an unresponsive store time out.
 
-Refused credentials are read again from their source, so they can be rotated at any time.
+Rejected credentials are read again from their source, so they can be rotated at any time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.text import one_line
 
 NoteChange = Callable[[bytes | None], bytes | None]
-"""From a note's content, None where there is none, to its next; None to leave it as it is."""
+"""Maps a note's content (None without one) to its new content; None leaves it unchanged."""
 PROBE = "_probe"
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 SECRETS = ("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret")
-"""Options that may be given as a file, `NAME_file`, which is read again when the store refuses what was in it."""
+"""Options that may be given as a file, `NAME_file`, which is read again when the store rejects its content."""
 SINGLE_PUT = 3 << 30
-"""s3fs sends objects of up to twice this size as one PUT: nothing is left behind by a process that dies in it."""
+"""s3fs sends objects of up to twice this size as one PUT, so a killed process leaves no unfinished upload."""
 CONNECT_TIMEOUT, READ_TIMEOUT = 5, 30
 ATTEMPTS, SLOWEST = 2, 128 << 10
 """A request times out after `ATTEMPTS` times both timeouts, plus a second per `SLOWEST` bytes: the libraries' own
-timeouts do not cover waiting for S3's permission to send an object, or for a server that stopped reading."""
+timeouts do not cover the wait for S3's `100 Continue`, or for a server that stops reading."""
 RENEW = 5.0
-"""Seconds between reads of the credentials."""
+"""Minimum seconds between reads of the credentials."""
 _CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -47,22 +47,22 @@ _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "In
 _PERMANENT = {"ParamValidationError"}
 _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
 _CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
-"""Codes for a conditional write of what another writer has changed."""
+"""Error codes of a conditional write after a concurrent change."""
 CHANGES = 10
-"""Attempts to change a note that other writers are changing."""
+"""Maximum attempts to change a note that others change concurrently."""
 _NOTES = threading.Lock()
 """Serializes the writers of this process, for stores without conditional writes."""
 _NOT_IMPLEMENTED = {"NotImplemented", "501"}
 
 
 def root_of(template: str, key: str | None) -> str:
-    """The archive's root for `key`, which alone between two slashes must not be a way up."""
+    """Return the archive's root for `key`; a key of dots only is escaped, because it would be a parent directory."""
     name = escape_key(key)
     return template.replace("{key}", "%2E" * len(name) if not name.strip(".") else name).rstrip("/")
 
 
 def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with the content of the files that hold some of them. Raises `ConfigError`."""
+    """Return `options` with the content of secret files in place of their names. Raises `ConfigError`."""
     found = dict(options)
     for name in SECRETS:
         if (path := found.pop(f"{name}_file", None)) is not None:
@@ -76,8 +76,8 @@ def with_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecStore:
-    """The store for `scheme://root`. Raises `ConfigError` when its package is missing or refuses the options."""
-    import fsspec  # what stores locally goes without it
+    """Open the store at `scheme://root`. Raises `ConfigError` if its package is missing or rejects the options."""
+    import fsspec  # not needed for local stores
 
     try:
         fsspec.get_filesystem_class(scheme)
@@ -92,9 +92,9 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
 
 
 class FsspecStore:
-    """Any fsspec file system whose writes are atomic: S3, Azure, Google, memory. Objects go up whole, in one call.
+    """Any fsspec file system with atomic writes: S3, Azure, Google, memory. Uploads each object in one call.
 
-    An existing object is left unchanged where the store supports it: its name determines its content.
+    Where the store supports it, existing objects are not overwritten: their name determines their content.
     """
 
     def __init__(self, scheme: str, root: str, options: Mapping[str, Any]) -> None:
@@ -104,8 +104,8 @@ class FsspecStore:
         self._resolved = with_secrets(options)
         self._opened = time.monotonic()
         self._opening = threading.Lock()
-        self._once = True  # until the store turns out not to support it
-        # aiohttp fears for the event loop; this one is fsspec's own, in a thread where nothing else waits
+        self._once = True  # use conditional writes, until the store turns out not to support them
+        # aiohttp warns about blocking the event loop; this one is fsspec's, in its own thread
         warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
         self.fs = self._open(self._resolved)
 
@@ -116,7 +116,7 @@ class FsspecStore:
         return f"{self.scheme}://{path}"
 
     def probe(self) -> None:
-        """Store a small object, and remove it where allowed; does nothing with a root per key."""
+        """Store a small object, and remove it if permitted; do nothing with a root per key."""
         if "{key}" in self.root:
             return
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
@@ -125,13 +125,13 @@ class FsspecStore:
             self.fs.rm_file(path, **self._within(self.fs))
 
     def read_note(self, path: str) -> bytes | None:
-        """A small file's content; None when it does not exist."""
+        """Read a small file; return None if it does not exist."""
         try:
             return bytes(self.attempt(lambda fs: fs.cat_file(f"{root_of(self.root, None)}/{path}", **self._within(fs))))
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise StoreError(f"cannot read {path}: {_said(error)}") from error
+            raise StoreError(f"cannot read {path}: {_described(error)}") from error
 
     def read_end(self, path: str, size: int) -> bytes:
         """Read the last bytes of an object."""
@@ -144,7 +144,7 @@ class FsspecStore:
         try:
             found: bytes = self.attempt(read)
         except Exception as error:
-            raise StoreError(f"cannot read {path}: {_said(error)}") from error
+            raise StoreError(f"cannot read {path}: {_described(error)}") from error
         return found
 
     def write_note(self, path: str, data: bytes) -> None:
@@ -152,16 +152,16 @@ class FsspecStore:
         self._write(f"{root_of(self.root, None)}/{path}", data)
 
     def change_note(self, path: str, change: NoteChange) -> None:
-        """Replace a small file by what `change` returns for its content, on condition that it is still the same.
+        """Replace a small file with the result of `change` for its content, if it has not changed meanwhile.
 
-        S3 and Azure know such conditions; in other stores a writer in another process may be overtaken.
+        S3 and Azure support such conditions; in other stores a concurrent change by another process may be lost.
         """
         place = f"{root_of(self.root, None)}/{path}"
         for _ in range(CHANGES):
             with _NOTES if self.scheme not in EXTRAS else contextlib.nullcontext():
-                if change(self.read_note(path)) is None:  # mostly, and then one request will do
+                if change(self.read_note(path)) is None:  # the usual case, with a single request
                     return
-                tag = self._tag(place)  # before the content, which is then that of this tag or a later one
+                tag = self._tag(place)  # before the content, which then has this tag or a later one
                 there = self.read_note(path)
                 data = change(there)
                 if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
@@ -169,7 +169,7 @@ class FsspecStore:
         raise StoreError(f"cannot write {path}: it was changed concurrently {CHANGES} times in a row")
 
     def _tag(self, path: str) -> str | None:
-        """The file's entity tag, which every write changes; None without one."""
+        """Return the file's entity tag, which every write changes; None without one."""
         if self.scheme not in EXTRAS:
             return None
         try:
@@ -177,12 +177,12 @@ class FsspecStore:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise StoreError(f"cannot read {path}: {_said(error)}") from error
+            raise StoreError(f"cannot read {path}: {_described(error)}") from error
         tag: str | None = found.get("ETag") or found.get("etag")
         return tag
 
     def _write_if(self, path: str, data: bytes, tag: str | None, *, new: bool) -> bool:
-        """Write a file where there is none (`new`) or the one with this tag; False when it is not so."""
+        """Write a file if there is none (`new`), or if it still has this tag; return False otherwise."""
         condition: dict[str, Any] = {}
         if self._once and new:
             condition = {"mode": "create"}
@@ -204,7 +204,7 @@ class FsspecStore:
 
     def _refused(self, path: str, error: Exception) -> StoreError:
         kind = PermanentStoreError if _is_permanent(error) else StoreError
-        return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {_said(error)}")
+        return kind(f"cannot write {self.scheme}://{path.rsplit('/', 1)[0]}: {_described(error)}")
 
     def _write(self, path: str, data: bytes, *, once: bool = False) -> None:
         try:
@@ -216,9 +216,8 @@ class FsspecStore:
                 if not self._found(path):
                     if not _is_there(error):
                         raise
-                    return self._write(
-                        path, data
-                    )  # refused because of something unreadable, such as parts of an upload
+                    # refused because of something invisible, such as an unfinished upload
+                    return self._write(path, data)
         except Exception as error:
             if once and _codes(error) & _NOT_IMPLEMENTED:
                 self._once = False
@@ -226,7 +225,7 @@ class FsspecStore:
             raise self._refused(path, error) from error
 
     def _found(self, path: str) -> bool:
-        """Whether an object is there."""
+        """Whether an object exists."""
         try:
             found = self.attempt(lambda fs: fs.info(path, refresh=True, **self._within(fs)))
         except FileNotFoundError:
@@ -240,12 +239,12 @@ class FsspecStore:
         if EXTRAS.get(self.scheme) == "s3":
             options["chunksize"] = SINGLE_PUT
         elif EXTRAS.get(self.scheme) == "azure":
-            options["retry_total"] = 0  # the caller tries again, and says why
-            options["max_concurrency"] = 1  # in parallel, one would continue after another failed
+            options["retry_total"] = 0  # the caller retries, and logs why
+            options["max_concurrency"] = 1  # parallel parts would continue after one has failed
         return options
 
     def attempt(self, work: Callable[[Any], Any]) -> Any:
-        """Return the result of `work` on the file system; retry once with new credentials after a refusal."""
+        """Return the result of `work` on the file system; retry once with new credentials after rejected ones."""
         fs = self.fs
         try:
             return work(fs)
@@ -255,15 +254,15 @@ class FsspecStore:
         return work(self.fs)
 
     def _renew(self, refused: Any) -> bool:
-        """Read the credentials anew, at most every few seconds; whether there is another file system than `refused`."""
+        """Read the credentials again, at most every `RENEW` seconds; return whether the file system `refused` has been
+        replaced."""
         with self._opening:
             if self.fs is refused and time.monotonic() - self._opened >= RENEW:
                 self._opened = time.monotonic()
-                with contextlib.suppress(
-                    ConfigError, OSError, ValueError, TypeError
-                ):  # half written, or away for a moment
+                # a file may be half written, or missing for a moment
+                with contextlib.suppress(ConfigError, OSError, ValueError, TypeError):
                     resolved = with_secrets(self._options)
-                    # Azure's library keeps what it reads by itself up to date, and never lets go of a client
+                    # Azure's library refreshes credentials that it finds itself, and leaks replaced clients
                     if EXTRAS.get(self.scheme) != "azure" or resolved != self._resolved:
                         self.fs, self._resolved = self._open(resolved), resolved
             return self.fs is not refused
@@ -292,7 +291,7 @@ class FsspecStore:
         return fs
 
     def _within(self, fs: Any, size: int = 0) -> dict[str, Any]:
-        """The argument that ends a request of `size` bytes in time."""
+        """Return the timeout argument for a request of `size` bytes."""
         return {"timeout": self._patience + size / SLOWEST} if fs.async_impl else {}
 
 
@@ -302,14 +301,14 @@ def _if_match(tag: str) -> dict[str, Any]:
     return {"etag": tag, "match_condition": MatchConditions.IfNotModified}
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not str(error):
-        return "no answer in time"
+        return "request timed out"
     return one_line(error)
 
 
 def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseException]:
-    """`error` and what it was raised from; with `handled`, also what was being handled."""
+    """Yield `error` and its causes; with `handled`, also its contexts."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -317,7 +316,7 @@ def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExce
 
 
 def _codes(error: BaseException) -> set[str]:
-    """Return the error code of S3 or Azure."""
+    """Return the error codes of S3 or Azure."""
     found = set()
     for each in _causes(error, handled=True):
         code = getattr(each, "error_code", None)
@@ -329,21 +328,21 @@ def _codes(error: BaseException) -> set[str]:
 
 
 def _is_there(error: BaseException) -> bool:
-    """Whether a write that was to replace nothing was refused because there is something.
+    """Whether a conditional write failed because the object exists.
 
-    Azure's file system says so, too, when it is the container that is being deleted.
+    Azure's file system also raises FileExistsError while the container is being deleted.
     """
     codes = _codes(error) - {"None"}
     return bool(codes & _THERE) or (isinstance(error, FileExistsError) and not codes)
 
 
 def _may_be_there(error: BaseException) -> bool:
-    """Whether a broken connection may be a refusal: a server may refuse a large object before it was sent."""
+    """Whether the object may exist after a connection error: a server may reject a large upload before its end."""
     return not _is_permanent(error) and not any("Timeout" in type(each).__name__ for each in _causes(error))
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Whether other credentials may help."""
+    """Whether new credentials may help."""
     return any(
         isinstance(each, PermissionError)
         or type(each).__name__ in _CREDENTIALS
@@ -353,7 +352,7 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _is_permanent(error: BaseException) -> bool:
-    """Whether an operator must fix it: credentials, permissions, a missing bucket or container."""
+    """Whether it needs an operator: credentials, permissions, a missing bucket or container."""
     return _is_denied(error) or any(
         isinstance(each, FileNotFoundError)
         or type(each).__name__ in _PERMANENT

@@ -1,9 +1,9 @@
-"""The directory of a local archive, recognized by a marker file in it.
+"""The directory of a local archive, identified by a marker file in it.
 
-An unmounted volume leaves its mount point: an empty directory on another file system, or none. Messages stored there
-would be acknowledged and lost from sight. So the root is created only before the first use. Afterwards a directory
-without the same marker is an error, and writes are relative to a descriptor of the directory where the marker was
-seen: no mount, unmount or rename can happen between the check and the write.
+An unmounted volume leaves an empty mount point on another file system, or no directory. Messages stored there would be
+acknowledged but hidden once the volume is mounted again. So the root is created only on first use. Afterwards a
+directory without the same marker is an error, and writes are relative to a descriptor of the directory with the marker:
+no mount, unmount or rename can happen between the check and the write.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from jetcapture_py.errors import StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
 
 LOCK_TIMEOUT = 5.0
-"""Seconds to wait for a lock, which a stopped process may keep."""
+"""Seconds to wait for a lock, which a suspended process may hold."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NOT_OURS = {"lost+found", "_probe"}
-"""Names that an empty archive may contain besides hidden files."""
+"""Names in a directory that still counts as empty, besides hidden files."""
 
 
 class ArchiveRoot:
-    """The directory at `path`. With `unmarked`, one in which no marker may be written is recognized by its inode.
+    """The directory at `path`. With `unmarked`, a directory without write permission is identified by its inode.
 
-    `new` says whether this process made an archive of an empty directory. May be used from several threads.
+    `new`: this process has created the archive in an empty directory. Thread-safe.
     """
 
     def __init__(self, path: str, *, unmarked: bool = False) -> None:
@@ -49,13 +49,13 @@ class ArchiveRoot:
 
     @property
     def known(self) -> bool:
-        """Whether it has been used, and must be the same from now on."""
+        """Whether the directory has been used, so that it must stay the same."""
         return self._id is not None
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the directory. Raises OSError when it is not the archive that it was; StoreError when its
-        marker is damaged."""
+        """Open the directory and yield its descriptor. Raises OSError if it is not the same archive as before, and
+        StoreError if its marker is damaged."""
         with self._opening:
             if self._id is None:
                 self._first_use()
@@ -71,20 +71,20 @@ class ArchiveRoot:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the archive against other threads and processes, where its file system supports locks.
+        """Lock the archive against other threads and processes, if its file system supports locks.
 
-        Raises OSError when it stays locked.
+        Raises OSError after `LOCK_TIMEOUT`.
         """
         with self.opened() as handle:
             try:
-                file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)  # NFS locks only what may be written
+                file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)  # NFS requires write access to lock
             except PermissionError:
                 file = os.open(MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=handle)
         try:
             _lock(file)
             yield
         finally:
-            os.close(file)  # and with it, unlocked
+            os.close(file)  # also unlocks
 
     def _check(self, handle: int) -> None:
         if not self._id:
@@ -96,7 +96,7 @@ class ArchiveRoot:
         except FileNotFoundError as error:
             raise self._lost(f"it has no {MARKER}") from error
         seen = (*_identity(found), found.st_ctime_ns)
-        if seen != self._seen:  # mounted again, restored, or another archive
+        if seen != self._seen:  # remounted, restored, or another archive
             if _read_marker(handle, self.path) != self._id:
                 raise OSError(errno.ENXIO, f"{self.path} is a different archive than before; restart to use it")
             self._seen = seen
@@ -106,7 +106,7 @@ class ArchiveRoot:
         return OSError(errno.ENXIO, text)
 
     def _first_use(self) -> None:
-        """Create the directory and its marker where they are missing."""
+        """Create the directory and its marker if missing."""
         make_directory(self.path)
         handle = os.open(self.path, _DIRECTORY)
         try:
@@ -116,7 +116,7 @@ class ArchiveRoot:
                 empty = all(name.startswith(".") or name in _NOT_OURS for name in names)
                 try:
                     self.new = _write_marker(handle) and empty
-                    marker = _read_marker(handle, self.path)  # of several replicas that start together, one wrote it
+                    marker = _read_marker(handle, self.path)  # another replica may have written it
                 except OSError as error:
                     if not self._unmarked or error.errno not in _REFUSED:
                         raise
@@ -133,7 +133,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _write_marker(handle: int) -> bool:
-    """Write a marker, whole and durable before it is visible where the file system has links; False if one is there."""
+    """Write a marker, atomically if the file system supports hard links; return False if one exists."""
     data = json.dumps({"format": 1, "id": uuid.uuid4().hex}).encode() + b"\n"
     hidden = f"{MARKER}.{uuid.uuid4().hex}.tmp"
     written = True
@@ -163,7 +163,7 @@ def _lock(file: int) -> None:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() > deadline:
-                raise OSError(errno.EAGAIN, f"another process keeps {MARKER} locked") from error
+                raise OSError(errno.EAGAIN, f"another process holds the lock on {MARKER}") from error
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return None
@@ -172,7 +172,7 @@ def _lock(file: int) -> None:
 
 
 def _read_marker(handle: int, root: str) -> str | None:
-    """The id in the marker, None where there is none. Raises StoreError when it is damaged."""
+    """Return the id in the marker, None without one. Raises StoreError if it is damaged."""
     try:
         file = os.open(MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=handle)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The `verify` command: prove, with a progress bar, and print the report."""
+"""The `verify` command: run the proof with a progress bar, and print the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jetcapture_py.verify.proof import verify
 
 
 def run(config: Config, *, deep: bool, as_json: bool, strict: bool) -> int:
-    """Prove, print the report to standard output, and return the exit code."""
+    """Run the proof, print the report to standard output, and return the exit code."""
     with _Bar() as bar:
         report = asyncio.run(verify(config, deep=deep, progress=bar.show))
     sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
@@ -31,7 +31,7 @@ class _Bar:
         self._tasks: dict[str, Any] = {}
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Show how much of a stage is done."""
+        """Update the progress of a stage."""
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage)
         self._progress.update(self._tasks[stage], completed=done, total=total)

@@ -1,8 +1,8 @@
-"""Messages of which copies lie in objects of different groups: readers, which go by the names, return each of them.
+"""Find messages with copies in objects of different groups: readers compare by group, so they return all of them.
 
-Only objects that have a sequence which another one has too are looked at again. Which of these are of different groups
-is found out with sets of sequences, and whether they are the same messages, which a sequence alone does not say, from
-the timestamps of the few that are left, window by window: memory is bounded as that of the sets is.
+Only objects that share a sequence with another one are read again. Sets of sequences narrow these down to sequences in
+different groups; then timestamps show whether they are the same message. This works window by window, so memory is
+bounded like that of the sets.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
 
 MOST_COPIES = 1_000
-"""Messages with copies that are listed; all are counted."""
+"""Maximum messages with copies that are listed; all are counted."""
 _ATTEMPTS = 3
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An object that was looked at; with `whole`, every sequence from its first to its last is in it."""
+    """An examined object; `whole`: it has every sequence from its first to its last."""
 
     file: File
     name: ObjectName
@@ -41,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A message that is read twice: its sequence, its timestamp, UTC, and the objects of different groups it is in."""
+    """A message that is read twice: sequence, timestamp (UTC), and the objects of different groups that have it."""
 
     seq: int
     time: datetime
@@ -50,9 +50,9 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True)
 class Copies:
-    """`read_twice` counts the messages of which readers return copies; the first of them are `listed`.
+    """`read_twice` counts messages of which readers return copies; the first of them are `listed`.
 
-    `also_quarantined` counts those that are in the archive and in the quarantine, which are read apart. `unread` counts
+    `also_quarantined` counts messages in both archive and quarantine, which are read separately. `unread` counts
     objects that could not be read again.
     """
 
@@ -63,7 +63,7 @@ class Copies:
 
 
 class Finder:
-    """Finds the copies among `seen` objects, of which `repeated` sequences are in more than one."""
+    """Finds copies among `seen` objects; `repeated` are the sequences in more than one of them."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Finder:
         self._found = Copies()
 
     def find(self) -> Copies:
-        """Look at the objects. Blocks; call it in a thread."""
+        """Find the copies. Blocks; call it in a thread."""
         if len(set(self._groups)) > 1:
             suspected = self._suspected()
             for first, last in suspected.windows():
@@ -92,7 +92,7 @@ class Finder:
         return self._found
 
     def _suspected(self) -> Sequences:
-        """Sequences that are in objects of different groups."""
+        """Return the sequences in objects of different groups."""
         found, archived, quarantined = Sequences(), Sequences(), Sequences()
         looked = enumerate(in_order("copies", self._storage.threads, self._sequences, self._seen), 1)
         for _, members in groupby(looked, key=lambda found: found[1][0].name.group):
@@ -109,14 +109,14 @@ class Finder:
         return found
 
     def _sequences(self, each: Seen) -> Any:
-        """Those of an object that another one has too, sorted."""
+        """Return an object's sequences that other objects have as well, sorted."""
         if each.whole:
             return self._repeated.within(each.name.first_seq, each.name.last_seq)
         seqs = np.unique(self._positions(each)[0])
         return seqs[self._repeated.contains(seqs)]
 
     def _positions(self, each: Seen) -> tuple[Any, Any]:
-        """The sequences and timestamps of an object; none when it is gone, as after a compaction."""
+        """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
                 return positions(self._storage, each.file, each.name, self._life, self._writer)

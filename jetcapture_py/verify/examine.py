@@ -1,7 +1,7 @@
-"""What one object holds, once it has been shown to be what its name and its footer say. Raises DamagedError otherwise.
+"""Check that an object matches its name and footer, and return its contents. Raises DamagedError otherwise.
 
-As little of it is read as will do: the footer; the sequences where they do not follow from it; everything with `deep`,
-which finds any single bit that is not as it was written.
+Reads as little as possible: the footer; the sequences if they do not follow from the footer; everything with `deep`,
+which detects any flipped bit.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from jetcapture_py.verify import rows
 from jetcapture_py.verify.rows import DamagedError as DamagedError
 
 TAIL = footer.USUAL
-"""Bytes from an object's end that are read at once, in the hope that the footer is no longer."""
+"""Bytes read first from an object's end; most footers fit."""
 WHOLE = 32 << 20
-"""Bytes up to which an object is held in memory as a whole."""
+"""Maximum bytes of an object that is read into memory at once."""
 PIECE = 8 << 20
 
 _MOST_ROWS = 1 << 31
 _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
-"""Entries that came with the checksums: whatever bit is flipped, one of them is left."""
+"""Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
-"""What Arrow raises for a file that is none, depending on where it is broken."""
+"""Errors that Arrow raises for damaged files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incarnation:
-    """The stream's present life: `created` as the server writes it, and in microseconds since the epoch.
+    """The stream's current incarnation: its creation time as sent by the server, and in microseconds since the epoch.
 
-    A recreated stream counts from 1 again, so only what was stored in this life can be compared with the stream. With
-    `mirror`, messages may be older than the stream that holds them.
+    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream. With
+    `mirror`, messages may be older than the stream.
     """
 
     created: str
@@ -52,16 +52,16 @@ class Incarnation:
 
     @classmethod
     def of(cls, created: str, *, mirror: bool) -> Incarnation:
-        """The life of a stream that was created then. Raises ValueError for what is no time."""
+        """Parse a creation time. Raises ValueError."""
         return cls(created=created, since=microseconds_of(datetime.fromisoformat(created)), mirror=mirror)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What an object holds of the present life: every sequence of a range, or `seqs`, an int64 array.
+    """An object's messages of the current incarnation: every sequence of a range, or `seqs`, an int64 array.
 
-    `messages` counts these, `older` those of earlier lives; `newest` is the timestamp of the last one in microseconds.
-    `signed` says whether what it holds is proven, by checksums or by its rows; `by_name` that nothing can read it.
+    `messages` counts these, `older` those of earlier incarnations; `newest` is the latest timestamp in microseconds.
+    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it.
     """
 
     name: ObjectName
@@ -84,9 +84,9 @@ def examine(
     deep: bool,
     writer: UserWriter | None = None,
 ) -> Held:
-    """What the object `file` of that name holds. Raises DamagedError, VanishedError, StoreError.
+    """Check an object and return its contents. Raises DamagedError, VanishedError, StoreError.
 
-    `writer` is that of objects in a user's format. If it cannot read them, they hold what their names say.
+    `writer` writes objects in a user's format. If it cannot read them, their contents are what their names say.
     """
     if not name.parquet:
         if writer is not None and name.suffix == writer.suffix and not writer.reads:
@@ -126,7 +126,7 @@ def examine(
 def _examine_rows(
     storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
 ) -> Held:
-    """What an object without a footer holds, by its rows."""
+    """Check an object without a footer by its rows, and return its contents."""
     seqs, times = _read_rows(storage, file, name, writer)
     messages = len(seqs)
     seqs, times = _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
@@ -145,7 +145,7 @@ def _examine_rows(
 
 
 def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
-    """The messages of an object without a footer, which prove its name."""
+    """Read the messages of an object without a footer, and compare them with its name."""
     seqs, times = rows.identities(storage, file, name, writer)
     if len(seqs) != name.rows or not name.rows:
         raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
@@ -155,9 +155,9 @@ def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: Use
 
 
 def _named(file: File, name: ObjectName) -> Held:
-    """What an object holds by its name: every sequence of its range, if there are as many rows; else nothing is known.
+    """Return the contents by the name alone: every sequence of its range if there are as many rows, else none.
 
-    Times are not known: all of it counts for the present life.
+    Its times are unknown: all of it counts for the current incarnation.
     """
     whole = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MOST_ROWS
     return Held(
@@ -174,17 +174,17 @@ def _named(file: File, name: ObjectName) -> Held:
 
 
 def _once(seqs: Any, times: Any) -> tuple[Any, Any]:
-    """Each message once, of rows that have those of a message together."""
+    """Return each message once; the rows of a message follow one another."""
     first = np.ones(len(seqs), np.bool_)
     first[1:] = (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])
     return seqs[first], times[first]
 
 
 def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> None:
-    """Compare what is in an object with its name, and with its footer, if it has one. Raises DamagedError."""
+    """Compare the messages with the name and, if there is one, the footer. Raises DamagedError."""
     if (int(seqs[0]), int(seqs[-1]), len(seqs)) != (name.first_seq, name.last_seq, messages):
         raise DamagedError(
-            f"it holds {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
+            f"it has {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
             f"to {name.last_seq}"
         )
     after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
@@ -197,7 +197,7 @@ def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> 
 def positions(
     storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None = None
 ) -> tuple[Any, Any]:
-    """The sequence and the timestamp in microseconds of each of an object's messages of the present life, in order.
+    """Return sequences and timestamps in microseconds of an object's messages of the current incarnation, in order.
 
     Raises DamagedError, VanishedError, StoreError.
     """
@@ -211,7 +211,7 @@ def positions(
 
 
 def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | None) -> tuple[Any, Any]:
-    """Those messages that are of the present life."""
+    """Keep the messages of the current incarnation."""
     if present is False:
         return seqs[:0], times[:0]
     if life is None or present:
@@ -220,10 +220,10 @@ def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | No
 
 
 def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
-    """Whether all messages of an object are of the present life, or none of them; None: some, or not known.
+    """Whether all (True) or none (False) of an object's messages are of the current incarnation; None: some or unknown.
 
-    `low` and `high` are its earliest and latest timestamp, which tell where the footer does not, as of objects of
-    several lives that compaction has merged. The footer goes first: a server's clock may go back.
+    `low` and `high` are its earliest and latest timestamp. They decide if the footer does not, as for objects of
+    several incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
     """
     created = own.get("stream_created", "")
     if life is None or created == life.created:
@@ -236,7 +236,7 @@ def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, 
 
 
 class _Object:
-    """An object of which the footer has been read."""
+    """An object whose footer has been read."""
 
     def __init__(self, storage: ObjectStorage, file: File, name: ObjectName) -> None:
         self._storage, self._file, self._name = storage, file, name
@@ -265,9 +265,9 @@ class _Object:
     # ------------------------------------------------------------------ the footer
 
     def _check_footer(self) -> bool:
-        """Whether the footer is proven by its checksum; it may be without one, in an object from before there were any.
+        """Return whether the footer's checksum is valid; False if the object predates checksums. Raises DamagedError.
 
-        Before Arrow sees it: some of a broken footer's errors end the process.
+        Must be called before Arrow parses the footer: a damaged footer may crash the process.
         """
         if footer.is_proven(self._footer):
             return True
@@ -277,10 +277,10 @@ class _Object:
         return False
 
     def compared(self) -> int:
-        """Compare name and footer; how many messages the footer speaks of."""
+        """Compare the name with the footer; return the footer's message count."""
         name, own = self._name, self.own
         if own.get("format") != layout.FORMAT:
-            raise DamagedError(f"its format is {own.get('format')}, and not {layout.FORMAT}")
+            raise DamagedError(f"its format is {own.get('format')}, not {layout.FORMAT}")
         said = {
             "stream": name.stream,
             "key": name.key or "",
@@ -300,7 +300,7 @@ class _Object:
         if not (messages.isascii() and messages.isdigit() and 0 < int(messages) <= name.rows):
             raise DamagedError(f"its footer says messages {messages!r}")
         if not name.first_seq <= name.last_seq or self._metadata.num_rows != name.rows or name.rows > _MOST_ROWS:
-            raise DamagedError(f"it has {self._metadata.num_rows} rows, and its name says {name.rows}")
+            raise DamagedError(f"it has {self._metadata.num_rows} rows, but its name says {name.rows}")
         if not {layout.SEQ, layout.TIMESTAMP} <= set(self._paths):
             raise DamagedError("it has no sequences and timestamps")
         if self.signed:
@@ -308,17 +308,17 @@ class _Object:
         return int(messages)
 
     def _check_place(self) -> None:
-        """Bytes that are missing in the middle move what is behind them."""
+        """Detect bytes missing in the middle, which shift what follows."""
         groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
         last = groups[-1].column(groups[-1].num_columns - 1)
         offset = last.data_page_offset
         if last.has_dictionary_page:
             offset = min(offset, last.dictionary_page_offset or offset)
         if offset + last.total_compressed_size > self._start:
-            raise DamagedError("its parts are not where its footer says")
+            raise DamagedError("its column chunks are not where its footer says")
 
     def times(self) -> tuple[int | None, int]:
-        """The earliest and the latest timestamp in microseconds; None and 0 where the footer does not say."""
+        """Return the earliest and latest timestamp in microseconds; None and 0 without statistics."""
         low: list[int] = []
         high: list[int] = []
         for index in range(self._metadata.num_row_groups if self.signed else 0):
@@ -334,7 +334,7 @@ class _Object:
     # ------------------------------------------------------------------ the content
 
     def check_bytes(self) -> None:
-        """Compare the checksum, where there is one, and read every page; their own checksums are compared, too."""
+        """Check the object's checksum, if it has one, and read every page, which checks the page checksums."""
         size = self._file.size
         if size <= WHOLE and self._data is None:
             self._data = self._storage.read(self._file)
@@ -358,7 +358,7 @@ class _Object:
             yield self._storage.read(self._file, start, min(start + PIECE, self._file.size))
 
     def identities(self) -> tuple[Any, Any]:
-        """Sequence and timestamp in microseconds of each message, each once, as int64 arrays, in the file's order."""
+        """Return sequence and timestamp in microseconds of each distinct message, as int64 arrays in file order."""
         seqs: list[Any] = []
         times: list[Any] = []
 

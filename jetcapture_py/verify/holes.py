@@ -1,4 +1,4 @@
-"""What is not in an archive: messages that the stream has, and sequences of which nobody has anything."""
+"""Find what is missing from an archive: messages that the stream has, and sequences that nobody has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jetcapture_py.verify.report import MOST_RANGES, SequenceRange
 
 
 class Missing:
-    """Messages that the stream has and the archive has not, as ranges in order; beyond `floor`, only their number.
+    """Messages in the stream but not in the archive: ranges up to the ack floor `floor`, counts beyond it.
 
-    Of these, `promised` are those up to sequence `seq`, and `overdue` those of the others that have a timestamp up to
-    `time` (microseconds), the first of them `first_overdue`: what a watermark says that it is stored.
+    `promised` counts messages beyond the floor that the watermark covers by its sequence `seq`, `overdue` further ones
+    that it covers by its `time` (microseconds); `first_overdue` is the first of these.
     """
 
     def __init__(self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
@@ -26,7 +26,7 @@ class Missing:
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
     def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool) -> None:
-        """Messages that the stream has, of which those from `first` to `last` should be in the archive."""
+        """Compare the stream's messages from `first` to `last` with the archive; `begins`: a new range starts here."""
         wanted = (seqs >= first) & (seqs <= last)
         seqs, times = seqs[wanted], times[wanted]
         absent = ~self._sequences.contains(seqs)
@@ -52,7 +52,7 @@ class Missing:
             self.close()
 
     def close(self) -> None:
-        """The range that was being found ends."""
+        """End the current hole."""
         if self._current:
             first, last, messages, first_time, last_time = self._current
             self.ranges += 1
@@ -70,7 +70,7 @@ class Missing:
 
 
 def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[SequenceRange], int, int]:
-    """Ranges that are not in the archive, the first of them, and how many ranges and sequences there are."""
+    """Return the first ranges that are not in the archive, and the total number of ranges and sequences."""
     listed: list[SequenceRange] = []
     ranges = total = 0
     for starts, ends in sequences.gaps(first, last) if first <= last else ():

@@ -1,4 +1,4 @@
-"""Work done in several threads, with the results in the order of the items and a bound on how many of them wait."""
+"""Map items in threads, with ordered results and a bounded queue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _AHEAD = 4
-"""Items per thread that may be worked on or wait to be taken: results take memory."""
+"""Maximum items per thread in progress or waiting to be taken: results take memory."""
 
 
 def in_order(
     name: str, workers: int, work: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Result]]:
-    """Every item with what `work` returns for it. With one worker in the caller's thread, which is faster."""
+    """Yield every item with its result. A single worker runs in the caller's thread, which is faster."""
     if workers <= 1:
         yield from ((item, work(item)) for item in items)
         return

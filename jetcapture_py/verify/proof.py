@@ -1,8 +1,8 @@
-"""Proves that an archive is complete: every message of the stream up to the consumer's ack floor is in it.
+"""Prove that an archive is complete: it has every message of the stream up to the consumer's ack floor.
 
-The ack floor is read before the archive is listed, so whatever lies below it was stored before. What the archive does
-not hold up to there, the stream is asked for: a message that it has is a hole. Where the stream has nothing any more,
-there are only gaps in the archive, of which nobody can say whether there was anything in them.
+The ack floor is read before the archive is listed, so everything below it was stored before. Sequences up to there that
+the archive lacks are looked up in the stream: a message that exists there is a hole. Where the stream has no messages
+any more, the archive only has gaps that cannot be proven.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
 from jetcapture_py.verify.stream import MARGIN, read, start_of
 
 TIMEOUT = 10.0
-"""Seconds for which a server may be without an answer, or a range without progress."""
+"""Seconds without a server's answer, or without progress in a range, after which the stream counts as unavailable."""
 CLOSE = 20_000
-"""Sequences that are cheaper read than skipped."""
+"""Distance in sequences up to which reading on is cheaper than starting a new range."""
 _GONE_ONCE_ACKED = ("workqueue", "interest")
 _MICROSECOND = timedelta(microseconds=1)
 _LATER = timedelta(days=1)
@@ -43,8 +43,8 @@ _LATER = timedelta(days=1)
 async def verify(config: Config, *, deep: bool = False, progress: Progress | None = None) -> Report:
     """Compare the stream of `config` with its archive and quarantine.
 
-    With `deep`, every byte of every object is read. `progress` is called with a stage and how much of it is done.
-    Raises ConfigError, and StoreError when the archive cannot be listed; a stream that cannot be asked is reported.
+    `deep` reads every byte of every object. `progress` is called with a stage, and how much of it is done. Raises
+    ConfigError, and StoreError if the archive cannot be listed; an unavailable stream is noted in the report.
     """
     writer = _user_writer(config)
     storage = ObjectStorage(config.store.url, config.store.options)
@@ -80,7 +80,7 @@ async def _survey(
     *,
     deep: bool,
 ) -> ArchiveScan:
-    """Look at the archive in a thread, which ends soon after we are cancelled."""
+    """Scan the archive in a thread, which ends soon after this is canceled."""
     cancelled = Event()
 
     def step(stage: str, done: int, total: int) -> None:
@@ -108,7 +108,7 @@ def _user_writer(config: Config) -> UserWriter | None:
 
 
 def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
-    """The watermark, and what is wrong with it."""
+    """Read the watermark; return it, and an error message if that fails."""
     try:
         data = None if storage.divided else storage.note(watermark.path(stream))
         return (None if data is None else watermark.decode(data, stream)), ""
@@ -118,9 +118,9 @@ def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What the server said before the archive was looked at. The consumer began with `start`.
+    """The server's state before the archive was scanned. `start` is the consumer's first sequence.
 
-    `aged` is the last sequence that is not younger than the watermark's time, None where that could not be asked.
+    `aged` is the last sequence stored at or before the watermark's time, None if unknown.
     """
 
     state: StreamState
@@ -128,7 +128,7 @@ class _Known:
     start: int
     note: str
     unsure: tuple[int, int]
-    """Sequences of which only the server knows whether the consumer began before them or with them."""
+    """Range of sequences in which the consumer may have started."""
     aged: int | None
 
 
@@ -148,12 +148,12 @@ async def _known(session: ReadSession, source: SourceConfig, mark: watermark.Wat
 async def _aged(
     session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: watermark.Watermark | None
 ) -> int | None:
-    """The last sequence of which the watermark's time says that it is stored; 0 where it says nothing of this life."""
+    """Return the last sequence that the watermark covers by its time; 0 if it is of another incarnation."""
     if mark is None or mark.created not in ("", state.created):
         return 0
     if state.retention in _GONE_ONCE_ACKED:
         return None
-    moment = min(mark.time, consumer.asked + _LATER)  # servers do not know all years
+    moment = min(mark.time, consumer.asked + _LATER)  # servers reject some distant times
     with suppress(SourceError):
         return await session.first_at(stream, moment + _MICROSECOND) - 1
     return None
@@ -161,9 +161,9 @@ async def _aged(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scope:
-    """What is to be looked at: messages of `life` from `start` to the ack `floor`, and to `top`, the watermark's.
+    """What to check: the incarnation's messages from `start` to the ack `floor`, and to the watermark's sequence `top`.
 
-    The watermark says that everything up to `promised_seq`, and up to `promised_time`, in microseconds, is stored.
+    The watermark covers everything up to the sequence `promised_seq` and the time `promised_time` (microseconds).
     """
 
     life: Incarnation | None
@@ -199,7 +199,7 @@ class _Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What became of asking: the stream now begins with `first`, and whether it has said all that it was asked."""
+    """Result of reading the stream: its first sequence now, and whether everything could be read (`whole`)."""
 
     first: int
     whole: bool
@@ -215,13 +215,13 @@ async def _ask(
     notes: list[str],
     progress: Progress | None,
 ) -> _Asked:
-    """Have the stream say which of what the archive does not hold it has."""
+    """Look up in the stream what the archive lacks."""
     first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
     retention = known.state.retention
     if retention in _GONE_ONCE_ACKED:
         notes.append(f"the stream: it deletes acknowledged messages (retention {retention})")
         return _Asked(first=scope.top + 1, whole=True)
-    first = max(first, _begun(sequences, *known.unsure))
+    first = max(first, _started(sequences, *known.unsure))
     if known.note:
         notes.append(known.note)
     try:
@@ -241,8 +241,8 @@ async def _ask(
     return _Asked(first=now.first, whole=now.created == known.state.created)
 
 
-def _begun(sequences: Sequences, low: int, high: int) -> int:
-    """The first sequence from `low` to `high` that was captured, for there the consumer began; else the next one."""
+def _started(sequences: Sequences, low: int, high: int) -> int:
+    """Return the first captured sequence from `low` to `high`, where the consumer started; without any, `high` + 1."""
     if not sequences.count(low, high):
         return high + 1
     for starts, ends in sequences.gaps(low, high):
@@ -307,14 +307,14 @@ def _report(
 def _unchecked(
     scope: _Scope, found: ArchiveScan, asked: _Asked | None, mark: watermark.Watermark | None
 ) -> Iterator[str]:
-    """What could not be checked, and why."""
+    """Yield what could not be checked, and why."""
     first = found.sequences.first
     if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
-        yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive begins with {first}"
+        yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive starts at {first}"
     if scope.known is not None and (max_deliver := scope.known.consumer.config.get("max_deliver", -1)) > 0:
         yield (
-            f"whether the server gave up on messages: with max_deliver {max_deliver} the consumer's ack "
-            "floor passes messages that nobody stored"
+            f"whether the server gave up on messages: with max_deliver {max_deliver}, the consumer's ack "
+            "floor also passes messages that were never stored"
         )
     if scope.known is not None and mark is not None:
         if scope.known.aged is None:
@@ -322,7 +322,7 @@ def _unchecked(
         now = filters_of(scope.known.consumer.config)
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
-            yield f"the watermark: its consumer selected {before}, and the consumer selects {_all(now)} now"
+            yield f"the watermark: its consumer selected {before}, but the consumer now selects {_all(now)}"
     if found.by_name:
         yield f"{plural(found.by_name, 'object')} in a format whose writer does not read: only the names were checked"
     if found.copies.unread:
@@ -338,7 +338,7 @@ def _all(filters: tuple[str, ...]) -> str:
 
 
 def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
-    """The watermark, and what is wrong with it."""
+    """Return the watermark with its problems; None without one."""
     found, problem = mark
     if found is None:
         return WatermarkFinding(seq=None, time=None, problem=problem) if problem else None
@@ -346,23 +346,23 @@ def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing
 
 
 def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
-    """What is wrong with the watermark."""
+    """Yield the watermark's problems."""
     known = scope.known
     if known is not None and mark.created == known.state.created:
-        said = f"it says that everything up to {mark.seq} is stored"
+        promise = f"it promises everything up to {mark.seq}"
         first_missing = missing.found[0].first if missing.found else None
         if mark.seq > known.state.last:
-            yield f"{said}, and the stream ends with {known.state.last}"
+            yield f"{promise}, but the stream ends at {known.state.last}"
         elif missing.promised:
-            yield (f"{said}, but {missing.promised:,} messages between the ack floor {scope.floor} and there are not")
+            yield f"{promise}, but {missing.promised:,} messages after the ack floor {scope.floor} are not stored"
         elif first_missing is not None and first_missing <= mark.seq:
-            yield f"{said}, but {first_missing} is not"
+            yield f"{promise}, but {first_missing} is not stored"
             if len(mark.filters) > 1:
                 yield f"the consumer's filters were changed after sequence {_changed(mark)}"
     if missing.overdue:
         yield (
-            f"it says that everything up to {time_text(mark.time)} is stored, but {missing.overdue:,} messages that "
-            f"the stream has from before then, {missing.first_overdue} the first, are not"
+            f"it promises everything up to {time_text(mark.time)}, but {missing.overdue:,} earlier messages of the "
+            f"stream are not stored, starting with {missing.first_overdue}"
         )
     if _is_ahead(scope, mark):
         yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
@@ -375,11 +375,11 @@ def _is_ahead(scope: _Scope, mark: watermark.Watermark) -> bool:
 
 
 def _promises_too_much(scope: _Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
-    """Whether the watermark says of messages that they are stored that are not, or do not exist yet."""
+    """Whether the watermark covers messages that are not stored, or do not exist yet."""
     return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
 
 
 def _changed(mark: watermark.Watermark) -> str:
-    """The sequences from which on the consumer has had other filters."""
+    """List the sequences after which the consumer's filters changed."""
     pairs = pairwise(mark.filters)
     return ", ".join(str(after.after) for before, after in pairs if before.subjects != after.subjects)

@@ -1,7 +1,7 @@
-"""Sets of stream sequences, in memory that is bounded by how many there are and by how far they reach.
+"""Sets of stream sequences in bounded memory.
 
-They lie in chunks of `CHUNK` sequences: a sorted array while there are few of them, then a bit for each, and nothing
-but a mark once all are there. Pure arithmetic.
+They are divided into chunks of `CHUNK` sequences: a sorted array for few sequences, then a bitmap, and a constant for
+full chunks. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 CHUNK = 1 << 20
 FEW = 1 << 14
-"""Up to so many sequences of a chunk are an array, which takes as much memory as half of a chunk's bits."""
+"""Maximum sequences of a chunk that are stored as an array, half the size of a bitmap."""
 
 _BITS = CHUNK.bit_length() - 1
 _NONE = np.zeros(0, np.int64)
 _FULL = np.zeros(0, np.bool_)
-"""Stands for a chunk of which every sequence is there."""
+"""Represents a full chunk."""
 
 
 class Sequences:
@@ -29,12 +29,12 @@ class Sequences:
         self._chunks: dict[int, Any] = {}
 
     def add(self, seqs: Any) -> Any:
-        """Add an int64 array, in any order, with repetitions or without; those that were there before, sorted."""
+        """Add an int64 array, in any order; return the sequences that were in the set before, sorted."""
         again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(_ordered(seqs))]
         return np.concatenate([_NONE, *again])
 
     def add_range(self, first: int, last: int) -> Any:
-        """Add every sequence from `first` to `last`, inclusive; those that were there before, sorted."""
+        """Add every sequence from `first` to `last` (inclusive); return those that were in the set before, sorted."""
         again = [_NONE]
         for chunk in range(first >> _BITS, (last >> _BITS) + 1):
             start = max(first - (chunk << _BITS), 0)
@@ -48,7 +48,7 @@ class Sequences:
         return np.concatenate(again)
 
     def update(self, other: Sequences) -> None:
-        """Add all of another set."""
+        """Add all sequences of another set."""
         for chunk, held in other._chunks.items():
             if held is _FULL:
                 self._chunks[chunk] = _FULL
@@ -56,7 +56,7 @@ class Sequences:
                 self._put(chunk, np.flatnonzero(_flags(held)).astype(np.uint32))
 
     def _put(self, chunk: int, offsets: Any) -> Any:
-        """Add sorted offsets, each once, to a chunk; those that were there before, as int64."""
+        """Add sorted, distinct offsets to a chunk; return those that were in it before, as int64."""
         held = self._chunks.get(chunk)
         if held is _FULL:
             return offsets.astype(np.int64)
@@ -80,7 +80,7 @@ class Sequences:
         return again
 
     def contains(self, seqs: Any) -> Any:
-        """Which of `seqs`, a sorted int64 array, are there: a bool array."""
+        """Return a mask of the elements of `seqs`, a sorted int64 array, that are in the set."""
         found = np.zeros(len(seqs), np.bool_)
         for chunk, offsets, place in _divided(seqs):
             held = self._chunks.get(chunk)
@@ -95,7 +95,7 @@ class Sequences:
         return found
 
     def within(self, first: int, last: int) -> Any:
-        """Those from `first` to `last`, inclusive, sorted."""
+        """Return the sequences from `first` to `last` (inclusive), sorted."""
         found = [_NONE]
         for chunk in sorted(chunk for chunk in self._chunks if first >> _BITS <= chunk <= last >> _BITS):
             seqs = np.flatnonzero(_flags(self._chunks[chunk])) + (chunk << _BITS)
@@ -103,7 +103,7 @@ class Sequences:
         return np.concatenate(found)
 
     def near(self, first: int, last: int) -> bool:
-        """Whether there is one from `first` to `last`, or within a few of them."""
+        """Whether the set may have a sequence from `first` to `last`; False is exact."""
         for chunk, held in self._chunks.items():
             if not first >> _BITS <= chunk <= last >> _BITS:
                 continue
@@ -119,7 +119,7 @@ class Sequences:
         return False
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """Ranges of `CHUNK` sequences that hold all of them, in order."""
+        """Yield the ranges of non-empty chunks, in order."""
         for chunk in sorted(self._chunks):
             yield chunk << _BITS, ((chunk + 1) << _BITS) - 1
 
@@ -127,7 +127,7 @@ class Sequences:
         return sum(_count(held) for held in self._chunks.values())
 
     def count(self, first: int, last: int) -> int:
-        """How many there are from `first` to `last`, inclusive."""
+        """Count the sequences from `first` to `last` (inclusive)."""
         total = 0
         for chunk, held in self._chunks.items():
             start, end = first - (chunk << _BITS), last - (chunk << _BITS)
@@ -139,7 +139,7 @@ class Sequences:
 
     @property
     def first(self) -> int | None:
-        """The lowest; None when there is none."""
+        """The lowest sequence; None if empty."""
         if not self._chunks:
             return None
         chunk = min(self._chunks)
@@ -147,14 +147,14 @@ class Sequences:
 
     @property
     def last(self) -> int | None:
-        """The highest; None when there is none."""
+        """The highest sequence; None if empty."""
         if not self._chunks:
             return None
         chunk = max(self._chunks)
         return ((chunk + 1) << _BITS) - 1 - int(np.argmax(_flags(self._chunks[chunk])[::-1]))
 
     def gaps(self, first: int, last: int) -> Iterator[tuple[Any, Any]]:
-        """What is not there from `first` to `last`, inclusive, as ranges in order: arrays of starts and of ends."""
+        """Yield the missing ranges from `first` to `last` (inclusive), in order, as arrays of starts and ends."""
         position, chunks = first, sorted(self._chunks)
         held_back: tuple[int, int] | None = None
         for chunk in [*(each for each in chunks if first >> _BITS <= each <= last >> _BITS), None]:
@@ -175,7 +175,7 @@ class Sequences:
             yield np.array([held_back[0]]), np.array([held_back[1]])
 
     def stretches(self, first: int, last: int, close: int) -> Iterator[tuple[int, int]]:
-        """The gaps from `first` to `last`, with those that lie less than `close` sequences apart as one."""
+        """Yield the gaps from `first` to `last`; join those at most `close` sequences apart."""
         current: tuple[int, int] | None = None
         for starts, ends in self.gaps(first, last):
             breaks = np.flatnonzero(starts[1:] - ends[:-1] > close) + 1
@@ -190,7 +190,7 @@ class Sequences:
 
 
 def _ordered(seqs: Any) -> Any:
-    """Sequences sorted, each once, as they mostly are."""
+    """Sort sequences and remove repetitions, if needed."""
     if (seqs[1:] > seqs[:-1]).all():
         return seqs
     seqs = np.sort(seqs)
@@ -198,7 +198,7 @@ def _ordered(seqs: Any) -> Any:
 
 
 def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
-    """Sorted sequences by chunk: its number, the offsets in it, and which part of `seqs` that is."""
+    """Divide sorted sequences by chunk: yield its number, the offsets in it, and the slice of `seqs`."""
     chunks = seqs >> _BITS
     bounds = [0, *(np.flatnonzero(chunks[1:] != chunks[:-1]) + 1).tolist(), len(seqs)] if len(seqs) else []
     for start, end in pairwise(bounds):
@@ -206,7 +206,7 @@ def _divided(seqs: Any) -> Iterator[tuple[int, Any, slice]]:
 
 
 def _flags(held: Any) -> Any:
-    """A chunk as a bool for each of its sequences."""
+    """Return a chunk as a bool array."""
     if held is _FULL:
         return np.ones(CHUNK, np.bool_)
     if held.dtype == np.uint32:
@@ -223,13 +223,13 @@ def _count(held: Any) -> int:
 
 
 def _holes(flags: Any) -> tuple[Any, Any]:
-    """Starts and ends, inclusive, of the runs of False."""
+    """Return starts and ends (inclusive) of the runs of False."""
     edges = np.diff(np.concatenate([[True], flags, [True]]).astype(np.int8))
     return np.flatnonzero(edges == -1), np.flatnonzero(edges == 1) - 1
 
 
 def _joined(before: tuple[int, int] | None, starts: Any, ends: Any) -> tuple[Any, Any]:
-    """Ranges with the one before them, of which the first may be the continuation; also one in two chunks is one."""
+    """Prepend the previous range, and join ranges that touch, such as one that spans two chunks."""
     if before is not None:
         starts, ends = np.concatenate([[before[0]], starts]), np.concatenate([[before[1]], ends])
     apart = starts[1:] > ends[:-1] + 1

@@ -1,4 +1,4 @@
-"""What a proof has found, for programs and for people. No name in it can do anything to a terminal."""
+"""The result of a proof, as JSON and as text. Names are escaped, so they cannot affect a terminal."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 from jetcapture_py.config.units import format_time
-from jetcapture_py.text import escaped
+from jetcapture_py.text import escaped, plural
 from jetcapture_py.verify.copies import Copy
 from jetcapture_py.verify.scan import Problem
 
 MOST_RANGES = 10_000
-"""Ranges that are kept, of each kind; all are counted."""
+"""Maximum ranges of each kind that are kept; all are counted."""
 SHOWN = 20
-"""Lines of each kind that people are shown."""
+"""Maximum lines of each kind in the text."""
+_count = partial(plural, grouped=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRange:
-    """Sequences `first` to `last`, inclusive, with so many `messages` of the stream in them, None where not known.
+    """Sequences `first` to `last` (inclusive) with `messages` messages in the stream, None if unknown.
 
-    The times are those of its first and its last message, UTC.
+    The times are those of the first and last message, UTC.
     """
 
     first: int
@@ -35,7 +37,7 @@ class SequenceRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkFinding:
-    """What the archive's watermark says, and what is wrong with that, "" if nothing is."""
+    """The archive's watermark, and its problem, "" without one."""
 
     seq: int | None
     time: datetime | None
@@ -44,17 +46,17 @@ class WatermarkFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a proof has found.
+    """The result of a proof.
 
-    `complete`: the stream was asked, and every message of it up to the ack floor is stored, whole. `proven`: whether
-    the stream could be asked, and there was something to compare. `up_to` is the sequence up to which that was, and
-    `up_to_time` the latest timestamp stored up to there. `stored` counts distinct messages of the present life up to
-    there; `missing` those in `holes`, of which there are `hole_ranges`, the first of them listed. `gaps` are sequences
-    that the archive skips where the stream has nothing any more. `duplicates` counts further copies, `read_twice` the
-    messages with copies under different keys or buckets, where readers do not look for them, the first of which are in
-    `copies`, and `also_quarantined` those in archive and quarantine. `quarantined` and `older` (of earlier lives of the
-    stream) count messages, `bytes` those of all `objects`; the `unsigned` ones have no checksums. `unchecked` says what
-    was not checked, and why.
+    `complete`: the stream was available, and every message up to the ack floor is stored intact. `proven`: the stream
+    was available, and there was something to compare. `up_to` is the last sequence checked, and `up_to_time` the latest
+    timestamp stored up to there. `stored` counts distinct messages of the current incarnation up to there; `missing`
+    those in `holes`, of which there are `hole_ranges`, only the first of them listed. `gaps` are sequences that the
+    archive skips where the stream no longer has messages. `duplicates` counts further copies, `read_twice` messages
+    with copies under different keys or buckets, which readers do not compare (the first are in `copies`), and
+    `also_quarantined` those in both archive and quarantine. `quarantined` and `older` (of earlier incarnations) count
+    messages; `bytes` is the size of all `objects`; `unsigned` objects have no checksums. `unchecked` lists what was not
+    checked, and why.
     """
 
     stream: str
@@ -91,20 +93,20 @@ class Report:
     unchecked: tuple[str, ...]
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """0 for a complete archive of which nothing is read twice, else 1.
+        """Return 0 for a complete archive without messages that are read twice, else 1.
 
-        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are faults as well.
+        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are also failures.
         """
         wrong = self.watermark is not None and bool(self.watermark.problem)
         doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong
         return 0 if self.complete and not self.read_twice and not (strict and doubts) else 1
 
     def as_json(self) -> str:
-        """One JSON object on one line."""
+        """Return one JSON object on one line."""
         return json.dumps(asdict(self), default=_plain).replace("\x7f", "\\u007f")
 
     def as_text(self) -> str:
-        """The verdict, and then everything that is behind it."""
+        """Return the verdict and its details as lines of text."""
         return "\n".join(_lines(self))
 
 
@@ -117,7 +119,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
     if report.damaged:
-        yield "damaged: objects that do not count until they are restored"
+        yield "damaged: objects that are not counted until they are restored"
         yield from _some([f"{each.path}: {each.reason}" for each in report.damaged], report.damaged_objects)
     if report.foreign:
         yield "foreign: files that are not objects of this archive"
@@ -127,13 +129,13 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _some(list(report.unsigned), report.unsigned_objects)
     if report.read_twice:
         yield (
-            f"read twice: {_count(report.read_twice, 'message')} with copies under different keys or buckets, of which "
-            'readers return each; read_archive(dedupe="full") reads them once'
+            f"read twice: {_count(report.read_twice, 'message')} with copies under different keys or buckets, which "
+            'readers return separately; read_archive(dedupe="full") reads them once'
         )
         yield from _some([_copy(each) for each in report.copies], report.read_twice)
     if report.also_quarantined:
         are = "message is" if report.also_quarantined == 1 else "messages are"
-        yield f"quarantine: {report.also_quarantined:,} {are} also in the archive, and read once from each"
+        yield f"quarantine: {report.also_quarantined:,} {are} also in the archive and read once from each"
     if report.duplicates:
         dropped = "readers drop those under one key and bucket" if report.read_twice else "readers drop them"
         yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
@@ -161,11 +163,11 @@ def _verdict(report: Report) -> str:
     if report.damaged_objects:
         faults.append(_count(report.damaged_objects, "damaged object"))
     if faults:
-        return f"NOT complete: {' and '.join(faults)}, of what is stored {place}"
+        return f"NOT complete: {' and '.join(faults)}, {place}"
     if not report.proven:
         return f"NOT proven: {_count(report.stored, 'message')} {place} are stored, but could not be compared"
     if not report.complete:
-        return f"NOT complete: the watermark promises messages that are not stored, beyond what is stored {place}"
+        return f"NOT complete: the watermark promises messages that are not stored; everything {place} is"
     if not report.stored:
         return f"complete: nothing to store {place}"
     every = f"every one of {_count(report.stored, 'message')} {place} is stored"
@@ -177,7 +179,7 @@ def _twice(report: Report) -> str:
 
 
 def _holes(report: Report) -> Iterator[str]:
-    """The holes; where they are many, those that lie closest together as one line."""
+    """Yield lines for the holes; if there are many, combine the closest ones."""
     holes = report.holes
     distances = [after.first - before.last for before, after in pairwise(holes)]
     close = sorted(distances, reverse=True)[SHOWN - 1] if len(distances) >= SHOWN else 0
@@ -201,10 +203,6 @@ def _some(lines: list[str], count: int) -> Iterator[str]:
         yield f"  and {count - SHOWN:,} more"
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
@@ -214,7 +212,7 @@ def _times(first: datetime | None, last: datetime | None) -> str:
 
 
 def time_text(moment: datetime | None) -> str:
-    """The time as text, UTC."""
+    """Format a time in UTC."""
     return format_time(moment) if moment else "unknown time"
 
 

@@ -32,7 +32,7 @@ _CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
 
 
 class DamagedError(Exception):
-    """The object is not what it was when it was stored; the text says in what."""
+    """The object has changed since it was stored; the text says how."""
 
 
 def identities(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What an archive holds of a stream: every object looked at, in parallel, into sets of sequences of bounded size."""
+"""Examine every object of a stream's archive in parallel, and collect sequences in sets of bounded size."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
 
 MOST_LISTED = 10_000
-"""Problems that are kept, of each kind; all are counted."""
+"""Maximum problems of each kind that are kept; all are counted."""
 ROUNDS = 10
-"""Times that objects are listed again because some were gone: compaction moves their messages into others."""
+"""Maximum listings; listing repeats while objects disappear, because compaction moves their messages to others."""
 _DEEP_THREADS = 4
 _ATTEMPTS = 3
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, how much of it is done, and how much it is. From any thread."""
+"""Called with the name of a stage, the amount done, and the total. From any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An object that is not as it should be: its path, and in what."""
+    """A damaged object: its path and the reason."""
 
     path: str
     reason: str
@@ -36,12 +36,12 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class ArchiveScan:
-    """What was found. `messages` counts every copy of the present life's messages, `quarantined` those in quarantine.
+    """Contents of the archive. `messages` counts all copies of the current incarnation's messages.
 
-    `older` counts messages of earlier lives, `by_name` objects that nothing can read. `damaged`, `foreign` and
-    `unsigned` (objects without checksums) are the first of so many. `newest` is the latest timestamp, in microseconds,
-    in objects that end at or before the sequence of interest, 0 without one. `repeated` are sequences that several of
-    the objects that were `seen` have.
+    `quarantined` counts those in quarantine, `older` messages of earlier incarnations, `by_name` objects that nothing
+    can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of each kind. `newest` is
+    the latest timestamp in microseconds in objects that end at or before the bound, 0 without one. `repeated` are
+    sequences that several of the `seen` objects have. `restless`: objects disappeared in every round.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
@@ -74,9 +74,9 @@ def survey(
     progress: Progress,
     writer: UserWriter | None = None,
 ) -> ArchiveScan:
-    """Look at every object of the stream. Blocks; call it in a thread. Raises StoreError when nothing can be listed.
+    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails.
 
-    `writer` is that of objects in a user's format.
+    `writer` writes objects in a user's format.
     """
     found = ArchiveScan()
     seen: set[str] = set()
@@ -106,12 +106,12 @@ def _look(
     deep: bool,
     progress: Progress,
 ) -> bool:
-    """Add what these files hold; whether any of them was gone."""
+    """Examine these files and add their contents to `found`; return whether any of them was gone."""
     for file in files:
         if not _is_object(file.name, writer) and not _hidden(file.path):
             found.foreign_count += 1
             found.foreign += [file.path] if len(found.foreign) < MOST_LISTED else []
-    # in the order of the stream, so that the set of sequences is dense wherever it ends
+    # in stream order, to keep the set of sequences dense
     known = ((file, file.name) for file in files if file.name and _is_object(file.name, writer))
     named = sorted(known, key=lambda pair: pair[1].first_seq)
     gone = False
@@ -140,7 +140,7 @@ def _is_object(name: ObjectName | None, writer: UserWriter | None) -> bool:
 
 
 def _hidden(path: str) -> bool:
-    """Whether it is what a store leaves when it is killed before an object is whole; nobody reads it."""
+    """Whether it is a temporary file of a killed process, which nobody reads."""
     name = path.rpartition("/")[2]
     return name.startswith(".") and name.endswith(".tmp")
 
@@ -177,9 +177,9 @@ def _examined(
     *,
     deep: bool,
 ) -> _Outcome:
-    """What an object holds, why it is damaged, or None when it is gone. Damage is looked at twice.
+    """Return an object's contents, the reason why it is damaged, or None if it is gone. Damage is checked twice.
 
-    The same messages may have been stored once more meanwhile, as the same object in other bytes.
+    Meanwhile a redelivery may have rewritten the object with the same messages in different bytes.
     """
     reason = ""
     for attempt in range(_ATTEMPTS):

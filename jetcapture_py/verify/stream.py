@@ -1,4 +1,4 @@
-"""What the stream says for a proof: where the capture's consumer started, and which messages it has."""
+"""Read from the stream what a proof needs: the start of the capture's consumer, and messages in ranges."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 
 MARGIN = timedelta(seconds=5)
-"""After a consumer was created: which of these messages it began with is known to the server alone."""
+"""Time after a consumer's creation in which only the server knows its first message."""
 
 
 async def read(
     session: ReadSession, stream: str, filters: tuple[str, ...], stretches: Iterable[tuple[int, int]]
 ) -> AsyncGenerator[tuple[bool, Any, Any]]:
-    """The messages in these ranges of sequences, which come in order, and some beyond them.
+    """Read the messages in these ordered ranges of sequences, and possibly some beyond them.
 
-    Each time whether another range begins here, the sequences, and the timestamps in nanoseconds.
+    Yields whether a new range starts, the sequences, and the timestamps in nanoseconds.
     """
     read_to = 0
     for first, last in stretches:
@@ -40,7 +40,7 @@ async def read(
 
 
 def start_of(consumer: ConsumerState) -> tuple[int, datetime | None, str]:
-    """Where the consumer started: a sequence, or a time from which on; and what of before cannot be proven."""
+    """Return the consumer's start, a sequence or a time, and a note about messages that cannot be proven."""
     config = consumer.config
     policy = config.get("deliver_policy", "all")
     if policy == "all":
@@ -50,7 +50,7 @@ def start_of(consumer: ConsumerState) -> tuple[int, datetime | None, str]:
     if policy == "by_start_time":
         return 1, datetime.fromisoformat(config["opt_start_time"]), ""
     note = (
-        f"messages from before the consumer was created at {consumer.created} (deliver_policy {policy}), and those of "
-        f"the {MARGIN.seconds} s after it in front of the first one stored: which the consumer began with is not known"
+        f"messages from before the consumer was created at {consumer.created} (deliver_policy {policy}), and those "
+        f"before the first stored one in the {MARGIN.seconds} s after it: the consumer's first message is unknown"
     )
     return 1, datetime.fromisoformat(consumer.created), note

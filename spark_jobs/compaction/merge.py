@@ -1,7 +1,7 @@
-"""Merges the rows of overlapping objects: in order, each once, without ever having all of them in memory.
+"""Merge the rows of overlapping objects, sorted and without copies, in bounded memory.
 
-A row is what it is by its sequence, its timestamp and its position in the message. `survey` reads these alone, of
-all objects, and says how many distinct rows lie where; `Rows` then reads whole rows, a range of sequences at a time.
+A row's identity is its sequence, its timestamp and its position in the message. `survey` reads only these columns of
+all objects and counts the distinct rows of each range; `Rows` then reads whole rows, one range of sequences at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MICROSECONDS = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """What rows are, as int64 arrays: sequence, timestamp in microseconds, position in the message (-1 for null)."""
+    """Row identities as int64 arrays: sequence, timestamp in microseconds, position in the message (-1 for null)."""
 
     seqs: Any
     times: Any
@@ -36,7 +36,7 @@ class Identities:
 
     @classmethod
     def of(cls, table: pa.Table) -> Identities:
-        """Those of a table's rows. Raises ArrowException where a sequence or timestamp is null."""
+        """Return the identities of a table's rows. Raises ArrowException if a sequence or timestamp is null."""
         rows = np.full(table.num_rows, -1, np.int64)
         if layout.ROW in table.schema.names:
             rows = pc.fill_null(table[layout.ROW].cast(pa.int64()), -1).to_numpy()
@@ -47,16 +47,16 @@ class Identities:
 
     @classmethod
     def concat(cls, parts: Sequence[Identities]) -> Identities:
-        """One after the other."""
+        """Concatenate identities."""
         columns = ([part.seqs for part in parts], [part.times for part in parts], [part.rows for part in parts])
         return cls(*(np.concatenate(column) for column in columns))
 
     def take(self, order: Any) -> Identities:
-        """Those at the indexes `order`, or where it is true."""
+        """Select by an array of indexes or a mask."""
         return Identities(self.seqs[order], self.times[order], self.rows[order])
 
     def order(self, sources: Any) -> Any:
-        """Indexes that sort them; equal ones by `sources`, the number of the object that each is from."""
+        """Return the indexes that sort the identities; equal ones by `sources`, the number of the object of each."""
         order = np.argsort(self.seqs, kind="stable")
         seqs = self.seqs[order]
         if (seqs[1:] == seqs[:-1]).any():
@@ -64,19 +64,19 @@ class Identities:
         return order
 
     def repeated(self) -> Any:
-        """Which of them, sorted, are equal to the one before."""
+        """Return a mask of identities that are equal to the previous one; they must be sorted."""
         again = np.zeros(len(self.seqs), bool)
         again[1:] = (np.diff(self.seqs) == 0) & (np.diff(self.times) == 0) & (np.diff(self.rows) == 0)
         return again
 
     def checks(self) -> Any:
-        """A number for each, as good as random, whose sums tell sets apart."""
+        """Return a 64-bit hash of each; sums of them compare sets."""
         mixed = _mixed(self.rows.astype(np.uint64))
         return _mixed(self.seqs.astype(np.uint64) ^ _mixed(self.times.astype(np.uint64) ^ mixed))
 
 
 def _mixed(values: Any) -> Any:
-    """The finalizer of splitmix64, of each value."""
+    """Apply splitmix64's finalizer to each value."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -84,7 +84,7 @@ def _mixed(values: Any) -> Any:
 
 
 class Survey:
-    """How many distinct rows lie between any two of its `marks`, which are sequences, how heavy they are, and which."""
+    """Counts, uncompressed bytes and hash sums of distinct rows between any two of its `marks`, which are sequences."""
 
     def __init__(self, marks: Any, counts: Any, weights: Any, checks: Any) -> None:
         self.marks = marks
@@ -93,19 +93,19 @@ class Survey:
         self._checks = checks
 
     def rows(self, first: int, end: int) -> int:
-        """Distinct rows from mark `first` up to, not including, mark `end`."""
+        """Return the number of distinct rows from mark `first` to mark `end` (exclusive)."""
         return int(self._counts[self._at(end)] - self._counts[self._at(first)])
 
     def weight(self, first: int, end: int) -> float:
-        """Their bytes before compression, about."""
+        """Return their approximate uncompressed bytes."""
         return float(self._weights[self._at(end)] - self._weights[self._at(first)])
 
     def check(self, first: int, end: int) -> int:
-        """The sum of their checks, modulo 2⁶⁴."""
+        """Return the sum of their hashes, modulo 2⁶⁴."""
         return (int(self._checks[self._at(end)]) - int(self._checks[self._at(first)])) % (1 << 64)
 
     def ahead(self, first: int, weight: float) -> int:
-        """The first mark after `first` that has at least `weight` between them, or the last mark."""
+        """Return the first mark at least `weight` bytes after mark `first`, or the last mark."""
         at = self._at(first)
         found = int(np.searchsorted(self._weights, self._weights[at] + weight))
         return int(self.marks[min(max(found, at + 1), len(self.marks) - 1)])
@@ -113,14 +113,13 @@ class Survey:
     def _at(self, mark: int) -> int:
         at = int(np.searchsorted(self.marks, mark))
         if at == len(self.marks) or self.marks[at] != mark:
-            raise ValueError(f"{mark} is no mark")
+            raise ValueError(f"{mark} is not a mark")
         return at
 
 
 def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> Survey:
-    """Read the identities of all rows of a unit. Its marks are the edges of its objects, and others every `step`
-    bytes before compression, as far as the messages' sizes allow. Raises JetcaptureError when an object's rows are
-    not what its name says, or not distinct."""
+    """Read the identities of all rows of a unit. Marks are the edges of its objects, and, where possible, every `step`
+    uncompressed bytes. Raises JetcaptureError if an object's rows do not match its name or are not distinct."""
     weights = np.array([footer.weight / max(footer.rows, 1) for footer in footers])
     found = _Surveyor(np.unique(np.concatenate((unit.firsts, unit.ends))), weights, step)
     held: list[tuple[Identities, Any]] = []
@@ -134,13 +133,13 @@ def survey(files: Files, unit: Unit, footers: Sequence[Footer], step: float) -> 
             found.add(every.take(ready), sources[ready], frontier)
         except _RepeatedError as error:
             path = unit.sources[error.source].name.path
-            raise JetcaptureError(f"{files.shown}/{path} holds a message twice") from error
+            raise JetcaptureError(f"{files.shown}/{path} contains a message twice") from error
         held = [(every.take(~ready), sources[~ready])]
     return found.survey()
 
 
 def _batches(unit: Unit) -> Iterator[tuple[list[int], int]]:
-    """Sources to be read together, and the sequence up to which nothing is missing once they are read."""
+    """Yield sources to read together, and the sequence (exclusive) up to which all rows are known afterwards."""
     batch: list[int] = []
     rows = 0
     for index in range(len(unit.sources)):
@@ -155,12 +154,12 @@ def _identities(files: Files, source: Source) -> Identities:
     found = Identities.of(files.rows(source, columns=_IDENTITY))
     name = source.name
     if len(found.seqs) != name.rows or found.seqs.min() < name.first_seq or found.seqs.max() > name.last_seq:
-        raise JetcaptureError(f"{files.shown}/{name.path} does not hold what its name says")
+        raise JetcaptureError(f"the rows of {files.shown}/{name.path} do not match its name")
     return found
 
 
 class _RepeatedError(Exception):
-    """An object holds a row twice."""
+    """An object contains a row twice."""
 
     def __init__(self, source: int) -> None:
         super().__init__()
@@ -168,7 +167,7 @@ class _RepeatedError(Exception):
 
 
 class _Surveyor:
-    """Takes identities in order of their sequences, and sums them up at every mark."""
+    """Takes identities in order of their sequences, and computes cumulative sums at every mark."""
 
     def __init__(self, edges: Any, weights: Any, step: float) -> None:
         self._edges = edges
@@ -178,7 +177,7 @@ class _Surveyor:
         self._count, self._weight, self._check = 0, 0.0, np.zeros(1, np.uint64)
 
     def add(self, found: Identities, sources: Any, frontier: int) -> None:
-        """All rows below `frontier` that were not added before."""
+        """Add all rows below `frontier` that have not been added before."""
         order = found.order(sources)
         found, sources = found.take(order), sources[order]
         again = found.repeated()
@@ -198,15 +197,15 @@ class _Surveyor:
         self._count, self._weight, self._check = self._count + len(found.seqs), weights[-1], checks[-1:]
 
     def survey(self) -> Survey:
-        """What was added, summed up."""
+        """Return the sums."""
         marks, counts, weights, checks = (np.concatenate(column) for column in zip(*self._sums, strict=True))
         return Survey(marks, counts, weights, checks)
 
 
 class Rows:
-    """The rows of a unit with sequences from `first` up to, not including, `end`, sorted by identity, each once.
+    """The distinct rows of a unit with sequences from `first` to `end` (exclusive), sorted by identity.
 
-    They have the columns of `schema`, which the objects' schemas unify to. Of equal rows the first object's is taken.
+    They have the columns of `schema`, the unified schema of the objects. Of equal rows, the first object's is used.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class Rows:
         self._held: list[tuple[int, pa.Table]] = []
 
     def take(self, end: int) -> pa.Table:
-        """The rows before sequence `end` that were not taken before."""
+        """Return the rows before sequence `end` that have not been taken yet."""
         wanted = []
         while self._unread and self._unread[-1][1].first < end:
             wanted.append(self._unread.pop())
@@ -259,7 +258,7 @@ class Rows:
 
 
 def _divided(table: pa.Table, end: int) -> tuple[pa.Table, pa.Table]:
-    """Rows with sequences before `end`, and the others."""
+    """Return the rows with sequences before `end`, and the others."""
     seqs = table[layout.SEQ].to_numpy()
     before = seqs < end
     if before.all():

@@ -1,11 +1,11 @@
-"""What a compaction merges, keeps and may remove, decided from names, sizes and counts of messages. Pure.
+"""Decide what a compaction merges, keeps and may remove, from names, sizes and row counts. Pure.
 
-A unit is what is handled together: objects of one group, no message of which lies in objects outside of it. It is cut
-into spans of sequences. A span either is held whole by one of its objects, which is kept, or becomes new objects.
+A unit is processed as a whole: objects of one group that share no message with objects outside the unit. It is divided
+into spans of sequences. A span is either complete in one of its objects, which is kept, or becomes new objects.
 
-One rule makes removal safe, also beside other compactions that chose otherwise from what they saw: **an object gives
-way only to objects that have more rows than it has.** Of all objects that ever held a message, the one with the most
-rows could give way to none, so it stays. The rule is about names alone, so all who follow it agree.
+One rule makes removal safe even if other compactions run at the same time and plan differently: **an object may only be
+replaced by objects with more rows.** Of all objects that ever had a message, the one with the most rows can never be
+replaced, so it stays. The rule depends on names alone, so all compactions agree on it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from jetcapture_py.archive.layout import ObjectName
 
 TARGET_SIZE = 128 << 20
-"""Bytes of an object that a compaction aims at."""
+"""Default target size of an object in bytes."""
 TOLERANCE = 1.5
-"""An object this many times smaller or larger than the target is still of the target size."""
+"""Factor by which an object may be smaller or larger than the target size."""
 UNIT_TARGETS = 16
-"""Objects of the target size in a unit, about, where a group's sequences allow to divide it."""
+"""Approximate number of objects of the target size per unit, if the group can be divided."""
 
 _UNSURE = 0.75
-"""Estimated sizes below this part of the target count as too small: the object may turn out smaller than estimated."""
+"""Share of the target size below which an estimated size counts as too small: the object may turn out smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Sequences from `first` up to, not including, `end`; `kept` is the index of the source that holds all of them."""
+    """Sequences from `first` to `end` (exclusive); `kept` is the index of the source that is complete in this range."""
 
     first: int
     end: int
@@ -48,21 +48,21 @@ class Span:
 
 
 class Tally(Protocol):
-    """What is known of the distinct rows of a unit with sequences from `first` up to, not including, `end`."""
+    """Count and size of a unit's distinct rows with sequences from `first` to `end` (exclusive)."""
 
     def rows(self, first: int, end: int) -> int:
-        """Their number."""
+        """Return their number."""
         ...
 
     def size(self, first: int, end: int) -> float:
-        """About how many bytes they take as one object."""
+        """Estimate their bytes as one object."""
         ...
 
 
 class Unit:
     """Objects of one group in the order of their sequences, as arrays; `ends` are exclusive.
 
-    For a unit whose objects do not overlap it is a `Tally`, too.
+    If its objects do not overlap, it is also a `Tally`.
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
@@ -77,39 +77,39 @@ class Unit:
 
     @property
     def overlaps(self) -> bool:
-        """Whether any of its objects may share a message."""
+        """Whether objects may share messages."""
         return bool((np.maximum.accumulate(self.ends)[:-1] > self.firsts[1:]).any())
 
     def within(self, first: int, end: int) -> Any:
-        """Which objects lie in the span, as a mask."""
+        """Return a mask of the objects inside the span."""
         return (self.firsts >= first) & (self.ends <= end)
 
     def touching(self, first: int, end: int) -> Any:
-        """Which objects may have messages in the span, as a mask."""
+        """Return a mask of the objects that may have messages in the span."""
         return (self.firsts < end) & (self.ends > first)
 
     def crossing(self, first: int, end: int) -> Any:
-        """Which objects may have messages in the span and outside of it, as a mask."""
+        """Return a mask of the objects that may have messages both in the span and outside of it."""
         return self.touching(first, end) & ~self.within(first, end)
 
     def may_hold(self, first: int, end: int, rows: int) -> bool:
-        """Whether all objects with messages in the span could give way to one of it that has so many rows.
+        """Whether an object of the span with `rows` rows may replace all objects with messages in the span.
 
-        Those that lie in it can: they hold less, or the same and then have its name.
+        Objects inside the span can always be replaced: they have fewer rows, or the same rows and thus the same name.
         """
         return rows > int(self.counts[self.crossing(first, end)].max(initial=0))
 
     def rows(self, first: int, end: int) -> int:
-        """Rows in the span, of objects that lie in it."""
+        """Return the number of rows of the objects inside the span."""
         return int(self.counts[self.within(first, end)].sum())
 
     def size(self, first: int, end: int) -> float:
-        """Bytes in the span, of objects that lie in it."""
+        """Return the bytes of the objects inside the span."""
         return float(self.sizes[self.within(first, end)].sum())
 
 
 def units(objects: Iterable[Source], target: int) -> Iterator[Unit]:
-    """The objects that a compaction to objects of `target` bytes has work with."""
+    """Yield the units that a compaction to objects of `target` bytes would change."""
     ordered = sorted(objects, key=lambda source: (repr(source.name.group), source.name.first_seq))
     for _, group in groupby(ordered, key=lambda source: source.name.group):
         for part in _parts(list(group), target):
@@ -121,7 +121,7 @@ def units(objects: Iterable[Source], target: int) -> Iterator[Unit]:
 
 
 def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
-    """A group, ordered by sequence, in parts that share no message and are not too large, where that is possible."""
+    """Divide a group, ordered by sequence, into parts of limited size that share no message, where possible."""
     total = sum(source.size for source in group)
     quota = total / max(1, total // (UNIT_TARGETS * target))
     part: list[Source] = []
@@ -137,7 +137,7 @@ def _parts(group: Sequence[Source], target: int) -> Iterator[list[Source]]:
 
 
 def spans(unit: Unit, target: int, tally: Tally) -> list[Span]:
-    """Divide a unit: what is kept as it is, and what is to be written anew, in order, without what holds no message."""
+    """Divide a unit into spans to keep and spans to rewrite, in order, leaving out ranges without messages."""
     large = _large(unit, target, tally)
     while True:
         found = _around(unit, large, tally)
@@ -148,7 +148,7 @@ def spans(unit: Unit, target: int, tally: Tally) -> list[Span]:
 
 
 def _large(unit: Unit, target: int, tally: Tally) -> list[int]:
-    """Objects of the target size that hold all there is in their range, and have more rows than any other there."""
+    """Find objects of the target size that are complete in their range and have more rows than all others there."""
     return [
         index
         for index in np.flatnonzero(unit.sizes >= target / TOLERANCE).tolist()
@@ -158,7 +158,7 @@ def _large(unit: Unit, target: int, tally: Tally) -> list[int]:
 
 
 def _around(unit: Unit, large: Sequence[int], tally: Tally) -> list[Span]:
-    """The large objects' spans and those between them."""
+    """Return the large objects' spans and the spans between them."""
     edges = [unit.first, *(int(edge) for index in large for edge in (unit.firsts[index], unit.ends[index])), unit.end]
     found = []
     for number, (first, end) in enumerate(pairwise(edges)):
@@ -170,7 +170,7 @@ def _around(unit: Unit, large: Sequence[int], tally: Tally) -> list[Span]:
 
 
 def _needed(unit: Unit, large: Sequence[int], found: Sequence[Span], target: int, tally: Tally) -> int | None:
-    """A large object that must be merged with what is beside it, because that would be too small without it."""
+    """Find a large object to merge with its neighbor, which would be too small otherwise; None if there is none."""
     for number, span in enumerate(found):
         beside = [each.kept for each in (*found[max(number - 1, 0) : number], *found[number + 1 : number + 2])]
         neighbours = [index for index in beside if index is not None and index in large]
@@ -189,9 +189,9 @@ def _needed(unit: Unit, large: Sequence[int], found: Sequence[Span], target: int
 
 
 def removable(unit: Unit, holders: Iterable[ObjectName]) -> list[int]:
-    """Indexes of the sources that may be removed once `holders` together hold all messages of the unit.
+    """Return the indexes of the sources that may be removed once `holders` together have all messages of the unit.
 
-    A holder is not among them: it has no more rows than itself.
+    Holders are never among them: none has more rows than itself.
     """
     names = list(holders)
     firsts = np.array([name.first_seq for name in names], np.int64)

@@ -1,8 +1,8 @@
-"""Which objects' columns may be merged: where `read_archive` gives the same values and types before and after.
+"""Decide which objects' schemas may be merged: `read_archive` must return the same values and types before and after.
 
-A column may be missing or all null, an integer may become wider, a struct may gain fields. Everything else, such as
-integers beside floats, stays in objects of its own kind: what to make of it is decided when all that is read is known.
-A struct that gained fields shows them as null where other objects' types make its column text.
+A column may be missing or all null, an integer may become wider, a struct may gain fields. Objects with other
+differences, such as integers and floats, are not merged: the reader resolves these from all objects that it reads. If
+other objects' types make a column text, structs that gained fields show them as null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jetcapture_py.archive.schema import unify
 
 
 def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:
-    """Divide schemas into classes that go together: the schema with the columns of all, and the members' indexes."""
+    """Divide schemas into mergeable classes; return each class's unified schema and the indexes of its members."""
     found: list[tuple[pa.Schema, list[int]]] = []
     for index, schema in enumerate(schemas):
         for number, (known, members) in enumerate(found):

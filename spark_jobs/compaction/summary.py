@@ -1,4 +1,4 @@
-"""What a compaction did or would do, for people and for machines."""
+"""Summarize what a compaction did or would do, for people and programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_jobs.compaction.unit import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a compaction did to one group, or would do: its objects, their bytes, and how many rows were copies."""
+    """Effect on one group: its objects, their bytes, and the number of copied rows removed."""
 
     key: str | None
     bucket: str
@@ -27,9 +27,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a compaction did, or would do, to the objects it was to look at.
+    """Effect on all selected objects.
 
-    `left` counts groups that were left alone by why; `errors` are failures, after which another run goes on.
+    `left` counts the groups that were not compacted, by reason; `errors` are failures, which another run may fix.
     """
 
     dry_run: bool
@@ -50,7 +50,7 @@ def summarize(
     errors: Sequence[str],
     dry_run: bool,
 ) -> Summary:
-    """What became of the `chosen` objects, of which `removed` are gone; `errors` are those of removing."""
+    """Summarize the outcomes for the `chosen` objects; `removed` are paths, `errors` are failures to remove."""
     sizes = {source.name.path: source.size for source in chosen}
     changes = []
     for outcome in outcomes:
@@ -82,7 +82,7 @@ def summarize(
 
 
 def report(stream: str, summary: Summary) -> Iterator[str]:
-    """The summary as lines for people; of a dry run with what would be done to each group."""
+    """Yield the summary as lines of text; for a dry run also one line per group."""
     if summary.dry_run:
         for change in summary.changes:
             key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
@@ -91,7 +91,7 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
     duplicates = plural(summary.duplicates, "duplicate row", grouped=True)
     yield f"{stream}: {_difference(summary)}; {duplicates} {verb}removed"
     for reason, count in summary.left.items():
-        yield f"{plural(count, 'group', grouped=True)} left alone: {reason}"
+        yield f"{plural(count, 'group', grouped=True)} skipped: {reason}"
 
 
 def _difference(of: Summary | Change) -> str:

@@ -1,7 +1,7 @@
-"""Compacts one unit (see `plan`) on an executor: what is written is read back and compared with what was read.
+"""Compact one unit (see `plan`) on an executor: write new objects, read them back and compare them with the sources.
 
-Nothing is removed here. An `Outcome` says which objects may go once the others are still there and readers have had
-their time.
+Nothing is removed here. An `Outcome` names the objects that may be removed after the grace period, if those that
+replace them still exist.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from spark_jobs.compaction.schemas import classes
 SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
-DRIFTED = "columns whose types do not go together; objects of each kind were merged for themselves"
+DRIFTED = "incompatible column types; only objects with compatible types were merged"
 
 _STEPS = 64
-"""Places, at least, at which an object of the target size or a row group could end."""
+"""Minimum number of marks per object of the target size or row group, at which it could end."""
 _CLOSE = 0.05
-"""Part of an object's intended size that it may lack."""
+"""Share of its intended size that an object may lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSpec:
-    """What to do with a unit: make objects of `target` bytes, if its bucket ended before `closed` (epoch seconds)."""
+    """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch)."""
 
     target: int
     closed: float
@@ -44,11 +44,11 @@ class CompactionSpec:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What became of a unit, or of the part of it whose columns go together.
+    """Result for a unit, or for the objects of a unit with compatible schemas.
 
-    `written` are path and bytes of the new objects, without a path if they are only planned. All messages are in
-    `holders`, of which the last was written at `since` (epoch seconds), so that `removable` may go; `duplicates`
-    counts rows that are copies. `left` says why not everything was done, `failed` that this is an error.
+    `written` has path and bytes of new objects; the path is empty in a dry run. `holders` together have all messages,
+    and the last of them was written at `since` (seconds since the epoch), so `removable` may be removed. `duplicates`
+    counts copied rows. `left` is the reason why not everything was compacted; `failed`: that is an error.
     """
 
     key: str | None
@@ -65,14 +65,14 @@ class Outcome:
 
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
-    """Compact the objects of one unit. Failures are outcomes, too."""
+    """Compact the objects of one unit. Failures are reported as outcomes."""
     name = sources[0].name
     found: list[Outcome] = []
     try:
         found.extend(_outcomes(files, spec, sources))
     except VanishedError:
         found.append(Outcome(key=name.key, bucket=name.bucket, left=CHANGED))
-    except Exception as error:  # the other units must not suffer
+    except Exception as error:  # continue with other units
         text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
         found.append(Outcome(key=name.key, bucket=name.bucket, left=text, failed=True))
     finally:
@@ -83,7 +83,7 @@ def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
     name = sources[0].name
     footers: list[Footer] = []
-    for some in (sources[:1], sources[1:]):  # a bucket that is open is so by its first object already, most likely
+    for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
         footers += files.each(files.footer, some)
         if name.bucket + _interval(footers) > spec.closed:
             yield Outcome(key=name.key, bucket=name.bucket, left=OPEN)
@@ -99,12 +99,12 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
 
 
 def _interval(footers: Sequence[Footer]) -> int:
-    """The length of the bucket in seconds; the longest there is, where an object does not say."""
+    """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
     return max(int(footer.own.get("interval") or LONGEST_INTERVAL.total_seconds()) for footer in footers)
 
 
 class _Compaction:
-    """Compacts objects of one unit whose columns go together; for planning it is the `Tally` of what they hold."""
+    """Compacts objects of one unit with compatible schemas; also their `Tally` for planning."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _Compaction:
         )
 
     def run(self) -> Outcome:
-        """Write what is to be written, and say what may be removed."""
+        """Write new objects and find the objects that may be removed."""
         unit, survey_ = self._unit, self._survey
         done = Outcome(
             key=self._block.key, bucket=self._block.bucket, objects=len(unit.sources), size=int(unit.sizes.sum())
@@ -163,15 +163,15 @@ class _Compaction:
         return done
 
     def rows(self, first: int, end: int) -> int:
-        """Distinct rows, exactly."""
+        """Return the number of distinct rows."""
         return self._survey.rows(first, end)
 
     def size(self, first: int, end: int) -> float:
-        """Bytes, judged by how the first rows of the unit compress, and later by those that were last written."""
-        return self._survey.weight(first, end) * self._rate()
+        """Estimate the compressed bytes by the last rows written, or before that by the unit's first rows."""
+        return self._survey.weight(first, end) * self._compression()
 
-    def _rate(self) -> float:
-        """How many bytes become of one before compression."""
+    def _compression(self) -> float:
+        """Return the ratio of compressed to uncompressed bytes."""
         if self._ratio is None:
             begin = self._unit.first
             upto = self._survey.ahead(begin, ROW_GROUP_BYTES)
@@ -190,7 +190,7 @@ class _Compaction:
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(rows, begin, span.end)
-            while encoded.data.size > self._spec.target * TOLERANCE:  # its rows do not compress as those before
+            while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
                 rows, before = self._rows(begin, span.end), end
                 encoded, end = self._encode(rows, begin, span.end)
                 if end >= before:
@@ -204,7 +204,7 @@ class _Compaction:
         return names
 
     def _encode(self, rows: Rows, begin: int, end: int) -> tuple[EncodedBlock, int]:
-        """One object of the rows that begin at `begin`, and where the next one begins."""
+        """Encode one object of the rows from `begin` on; return it and the start of the next one."""
         with ObjectWriter(self._encoder, self._block, self._schema) as writer:
             position = begin
             while (cut := self._cut(begin, position, end, writer.size)) > position:
@@ -217,7 +217,7 @@ class _Compaction:
             return writer.finish(SEALED_BY), position
 
     def _cut(self, begin: int, position: int, end: int, written: int) -> int:
-        """Where the object that begins at `begin` is to end, now that `written` bytes, up to `position`, are in it."""
+        """Return the planned end of the object that starts at `begin` and has `written` bytes up to `position`."""
         target, survey_, unit = self._spec.target, self._survey, self._unit
         if position == end or unit.sizes[unit.touching(begin, end)].sum() < target * TOLERANCE:
             return end
@@ -226,14 +226,14 @@ class _Compaction:
         if intended == total:
             return end
         lacking = intended - written
-        near = position if lacking <= intended * _CLOSE else survey_.ahead(position, lacking / self._rate())
+        near = position if lacking <= intended * _CLOSE else survey_.ahead(position, lacking / self._compression())
         for mark in survey_.marks[(survey_.marks >= near) & (survey_.marks < end)].tolist():
             if unit.may_hold(begin, mark, self.rows(begin, mark)) and unit.may_hold(mark, end, self.rows(mark, end)):
                 return int(mark)
         return end
 
     def _check(self, stored: Source, first: int, end: int) -> None:
-        """Read an object back: it must hold exactly the rows of the span, and what its name says. Raises."""
+        """Read an object back. Raises JetcaptureError unless it has exactly the rows of the span and of its name."""
         name = stored.name
         footer = self._files.footer(stored)
         found = Identities.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
@@ -246,16 +246,16 @@ class _Compaction:
             or digest != name.digest
             or (name.rows, checks) != (self._survey.rows(first, end), self._survey.check(first, end))
         ):
-            raise JetcaptureError(f"{self._files.shown}/{name.path} does not hold what was read: its sources stay")
+            raise JetcaptureError(f"{self._files.shown}/{name.path} does not match its sources, which are kept")
 
 
 def _agreed(footers: Sequence[Footer], entry: str) -> str | None:
-    """What all footers say; None if they differ, or one does not say it."""
+    """Return the value of an entry that all footers agree on; None if they differ or one lacks it."""
     values = {footer.own.get(entry) for footer in footers}
     return values.pop() if len(values) == 1 else None
 
 
 def _all_of(footers: Sequence[Footer], entry: str) -> str:
-    """What the footers say, one thing but for recreated streams and renamed consumers; "" where one does not know."""
+    """Join the values of an entry, several for recreated streams and renamed consumers; "" if a footer lacks it."""
     values: Mapping[str, None] = dict.fromkeys(footer.own.get(entry, "") for footer in footers)
     return "" if "" in values else ",".join(values)

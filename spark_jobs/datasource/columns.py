@@ -59,7 +59,7 @@ def schema_text(options: ReadOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A column of the decoder: `jetcapture_py.transform.decode.json_declared.JsonColumn`."""
+    """A declared column; implements `jetcapture_py.transform.decode.json_declared.JsonColumn`."""
 
     type: str
     path: str | None
@@ -67,7 +67,7 @@ class _Declared:
 
 
 class MessageColumns:
-    """Builds the columns of `schema`. Raises ConfigError when one is impossible."""
+    """Builds Arrow batches with the columns of `schema`. Raises ConfigError for columns that cannot be read."""
 
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         self._options = options
@@ -80,7 +80,7 @@ class MessageColumns:
                 raise ConfigError(f"column {field.name}: published data cannot be declared NOT NULL")
             types[field.name] = _type(field.name, field.dataType)
         self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
-        # regardless of the session's case sensitivity: no JSON field becomes a column of such a name
+        # in any case, whatever the session's case sensitivity: a JSON field never becomes a column of such a name
         self._envelope = {name: name.lower() for name in types if name.lower() in layout.ENVELOPE}
         for name, column in self._envelope.items():
             expected = pa.string() if column == layout.STREAM else ENVELOPE.field(column).type
@@ -102,7 +102,8 @@ class MessageColumns:
         """Whether only subjects and positions are needed."""
 
     def batches(self, chunks: Iterable[tuple[str, Received]], part: StreamPartition) -> Iterator[pa.RecordBatch]:
-        """Yield Arrow batches of the messages of `part`, each once; a chunk was received from one consumer."""
+        """Yield the messages of `part` as Arrow batches, each message once; `chunks` are pairs of consumer name and
+        messages."""
         at = part.first
         for consumer, received in chunks:
             assembled = assemble(self._options.stream, consumer, received, headers=self._headers)
@@ -125,8 +126,8 @@ class MessageColumns:
             elif decoded.messages is not None and self._options.mode == "DROPMALFORMED":
                 batch = MessageBatch(stream=batch.stream, rows=batch.rows.take(decoded.messages))
             elif decoded.messages is not None:
-                places = _places(decoded.messages, len(batch))
-                columns = [column.take(places) for column in columns]
+                rows = _row_numbers(decoded.messages, len(batch))
+                columns = [column.take(rows) for column in columns]
             fields = dict(zip(self._fields, columns, strict=True))
         arrays = []
         for name in self._names:
@@ -155,17 +156,17 @@ def _arrow_type(name: str, text: str) -> pa.DataType:
         raise ConfigError(f"column {name}: {error}") from None
 
 
-def _places(messages: pa.Int32Array, length: int) -> pa.Int32Array:
-    """Where the row of each of `length` messages is, null for those without one."""
-    places = np.zeros(length, np.int32)
+def _row_numbers(messages: pa.Int32Array, length: int) -> pa.Int32Array:
+    """Return the row number of each of `length` messages, null for messages without a row."""
+    rows = np.zeros(length, np.int32)
     missing = np.ones(length, np.bool_)
-    places[messages] = np.arange(len(messages), dtype=np.int32)
+    rows[messages] = np.arange(len(messages), dtype=np.int32)
     missing[messages] = False
-    return pa.array(places, mask=missing)
+    return pa.array(rows, mask=missing)
 
 
 def _declared(fields: Mapping[str, str]) -> dict[str, _Declared]:
-    """Return the decoder's columns. A name escaped by the archive, such as `date_`, is the field `date`."""
+    """Return the decoder's columns. A name that the archive escapes, such as `date_`, reads the field `date`."""
     found = {}
     for name, text in fields.items():
         plain = name.removesuffix("_")

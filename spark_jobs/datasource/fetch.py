@@ -1,9 +1,9 @@
-"""Receives one range of a stream, and notices what was lost of it.
+"""Read one range of a stream and detect data loss.
 
-A consumer silently skips messages that are gone. So, with `failOnDataLoss`, the server is asked after every gap where
-the stream begins. If it begins behind the start of the gap, messages were removed before they were read, by a purge or
-by a limit on the stream's size or age. Messages missing inside the stream are not a loss: they were deleted one by one,
-or displaced by newer ones of their subject.
+A consumer silently skips messages that are gone. So, with `failOnDataLoss`, the server is asked for the stream's first
+sequence after every gap. If the stream now starts after the start of the gap, messages were removed before they were
+read, by a purge or by a limit on the stream's size or age. Messages missing inside the stream are not a loss: they were
+deleted one by one, or replaced by newer messages of their subject.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spark_jobs.datasource.offsets import StreamPartition, check_created, check_
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
-LOOK = 0.05
+_CHECK_INTERVAL = 0.05
 """Minimum seconds between requests for the stream's first sequence; with `subjects`, gaps are frequent."""
 
 
 class Fetch(RangeReader):
-    """Iterates over the messages of `part`, a chunk of one consumer's at a time, with the consumer's name.
+    """Iterate over the messages of `part` in chunks: pairs of consumer name and messages.
 
     `bare` omits payloads and headers. Raises SourceError when required messages are gone, or when expected messages do
     not arrive for `options.timeout` seconds.
@@ -44,9 +44,9 @@ class Fetch(RangeReader):
         self._run, self._options, self._part = session.run, options, part
         self._watched = options.fail_on_data_loss
         self._replicated = False
-        self._floor = 0  # where the stream began, if the range may begin before that
-        self._gap: int | None = None  # the last message before a gap that was not looked into yet
-        self._looked = 0.0
+        self._floor = 0  # the stream's first sequence at the start of a `per_subject` read
+        self._gap: int | None = None  # the last message before a gap that has not been checked yet
+        self._checked_at = 0.0
 
     def __iter__(self) -> Iterator[tuple[str, Received]]:
         messages = self.messages()
@@ -61,7 +61,7 @@ class Fetch(RangeReader):
             self._run(messages.aclose())
 
     async def _started(self, answer: dict[str, Any]) -> None:
-        state = await self._state()  # of a consumer that exists, or it might be another stream
+        state = await self._state()  # only now that the consumer exists: before, it might be another stream
         if self._part.per_subject:
             self._check_state(state, None)
             self._floor = self._floor or state.first
@@ -87,12 +87,12 @@ class Fetch(RangeReader):
         return StreamState.of(await self._api.request(f"STREAM.INFO.{self._options.stream}"))
 
     def _check_state(self, state: StreamState, read_to: int | None) -> None:
-        """Raise SourceError if the stream was recreated, or messages of the range behind `read_to` are gone."""
+        """Raise SourceError if the stream was recreated, or messages of the range after `read_to` are gone."""
         if not self._watched:
             return
         part, stream = self._part, self._options.stream
         check_created(stream, part.created, state.created)
-        if read_to is not None and not (part.per_subject and state.keeps_latest):  # there, new messages move the front
+        if read_to is not None and not (part.per_subject and state.keeps_latest):  # there, new messages replace old
             check_there(stream, max(read_to + 1, self._floor), state)
         check_there(stream, max(part.end, state.first), state)
 
@@ -106,23 +106,23 @@ class Fetch(RangeReader):
         return self._gap is None
 
     async def _check(self) -> None:
-        if self._complete or asyncio.get_running_loop().time() > self._looked + LOOK:
-            await self._look_into_gap()
+        if self._complete or asyncio.get_running_loop().time() > self._checked_at + _CHECK_INTERVAL:
+            await self._check_gap()
 
     async def _check_end(self) -> None:
         if self._watched and self._gap is None:
             self._gap = self._last
-        await self._look_into_gap()
+        await self._check_gap()
 
-    async def _look_into_gap(self) -> None:
+    async def _check_gap(self) -> None:
         """Raise SourceError if messages were lost in the gap."""
         if self._gap is not None:
             read_to, self._gap = self._gap, None  # before awaiting: another gap may appear meanwhile
             self._check_state(await self._session.state(self._options.stream), read_to)
-            self._looked = asyncio.get_running_loop().time()
+            self._checked_at = asyncio.get_running_loop().time()
 
     async def _more_elsewhere(self) -> bool:
-        """Whether the consumer is beside a replica that does not have everything yet."""
+        """Whether the stream's leader has further messages of the range that the consumer's server still lacks."""
         if not self._replicated or self._part.per_subject:
             return False
         following = await find_next(self._session, self._options, self._last + 1)

@@ -1,7 +1,7 @@
 """Find the stream sequences where a read starts and ends, and divide a range among tasks.
 
-An offset is the next position to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` says that everything
-before sequence 101 was read. It includes the creation time because a recreated stream starts its sequences again.
+An offset is the next sequence to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` means that everything
+before sequence 101 has been read. It includes the creation time because a recreated stream starts again from 1.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
-LOOKING = 0.1
+GAP_SEARCH_TIME = 0.1
 """Seconds after which a limited batch is no longer extended over further gaps."""
-
-WORTH_A_TASK = 20_000
-"""Sequences per task, unless the user sets the number of tasks."""
+_MIN_TASK_SIZE = 20_000
+"""Minimum sequences per task, unless the user sets the number of tasks."""
 
 LAST_PER_SUBJECT = "last_per_subject"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPartition(InputPartition):
-    """What one task reads: sequences from `first` up to, and without, `end`, of the stream created at `created`.
+    """The range that one task reads: sequences `first` to `end` (exclusive) of the stream created at `created`.
 
-    With `per_subject` only the messages among them that are the last of their subject when they are read.
+    `per_subject` keeps only messages that are the last of their subject when they are read.
     """
 
     first: int
@@ -45,16 +44,16 @@ class StreamPartition(InputPartition):
 
 
 async def find_message(session: ReadSession, stream: str, **wanted: Any) -> int | None:
-    """Sequence of the message that STREAM.MSG.GET answers `wanted` with; the stream's leader is asked."""
+    """Ask the stream's leader for one message (STREAM.MSG.GET); return its sequence, None without such a message."""
     try:
         answer = await session.request(f"STREAM.MSG.GET.{stream}", wanted)
-    except ApiError:  # there is no such message; all else is a SourceError
+    except ApiError:  # no such message; everything else is a SourceError
         return None
     return int(answer["message"]["seq"])
 
 
 async def find_next(session: ReadSession, options: ReadOptions, seq: int) -> int | None:
-    """Sequence of the first message from `seq` on that the subjects match."""
+    """Return the sequence of the first matching message at or after `seq`; None without one."""
     found = [
         await find_message(session, options.stream, seq=seq, next_by_subj=subject)
         for subject in options.subjects or (">",)
@@ -75,7 +74,7 @@ class Positions:
         return self._session.run(self._session.reads.state(self._stream))
 
     def first(self, state: StreamState) -> int:
-        """The sequence that `startingOffsets` or `startingTimestamp` mean in `state`."""
+        """Resolve `startingOffsets` or `startingTimestamp` to a sequence."""
         if self._options.starting_timestamp is not None:
             return self._at(self._options.starting_timestamp)
         start = self._options.starting_offsets
@@ -88,14 +87,14 @@ class Positions:
         return state.first
 
     def end(self, state: StreamState) -> int:
-        """The sequence before which `endingOffsets` or `endingTimestamp` end, of what is there in `state`."""
+        """Resolve `endingOffsets` or `endingTimestamp` to an exclusive sequence, at most the stream's end."""
         end = self._options.ending_offsets
         if self._options.ending_timestamp is not None:
             end = self._at(self._options.ending_timestamp)
         return min(end, state.last + 1) if isinstance(end, int) else state.last + 1
 
     def last_match(self, state: StreamState) -> int:
-        """Sequence of the last message that the subjects match, 0 without one."""
+        """Return the sequence of the last matching message, 0 without one."""
         subjects = self._options.subjects or (">",)
         if ">" in subjects and not state.gaps:
             return state.last if state.first <= state.last else 0
@@ -104,57 +103,57 @@ class Positions:
         return max(run(find(last_by_subj=subject)) or 0 for subject in subjects)
 
     def next_match(self, seq: int) -> int | None:
-        """Sequence of the first message from `seq` on that the subjects match."""
+        """Return the sequence of the first matching message at or after `seq`; None without one."""
         return self._session.run(find_next(self._session.reads, self._options, seq))
 
     def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
-        """The end of a batch from `first` on: before `end`, and after `most` sequences that may hold messages to read.
+        """Return the end of a batch that starts at `first`: at most `end`, and at most `most` existing sequences later.
 
         Gaps are found by requesting the next message after one sequence, then after two more, four more and so on until
-        there is a gap. The time for that is limited; the rest of `most` is then one run of sequences.
+        there is a gap. After `GAP_SEARCH_TIME`, the rest of `most` counts as one run of sequences.
         """
         if end - first <= most or not (state.gaps or self._options.subjects):
             return min(end, first + most)
-        deadline = time.monotonic() + LOOKING
+        deadline = time.monotonic() + GAP_SEARCH_TIME
         at, step = self.next_match(first), 1
         while at is not None and at < end and most > 0:
             step = min(step, most) if time.monotonic() < deadline else most
             most -= step
-            behind = at + step
-            at = self.next_match(behind)
-            step = 2 * step if at == behind else 1
+            after = at + step
+            at = self.next_match(after)
+            step = 2 * step if at == after else 1
         return end if at is None else min(at, end)
 
     def _at(self, moment: datetime) -> int:
-        """Sequence of the first message stored at `moment` or later."""
+        """Return the sequence of the first message stored at `moment` or later."""
         return self._session.run(self._session.reads.first_at(self._stream, moment))
 
 
 _EVERY_SUBJECT = ("*", "*.>")
-"""All subjects, as patterns for which the server finds the last message: for `>` it checks only the last sequence,
-whose message may have been deleted."""
+"""All subjects, as patterns for which the server searches for the last message. For `>` it only checks the last
+sequence, whose message may have been deleted."""
 
 
 def check_created(stream: str, expected: str, actual: str) -> None:
-    """Raise SourceError when the stream is not the one that was read so far."""
+    """Raise SourceError if the stream was recreated."""
     if actual != expected:
         raise SourceError(
-            f"stream {stream} was deleted and created again ({expected}, now {actual}): unread messages are "
-            "gone; failOnDataLoss=false continues with the new one"
+            f"stream {stream} was deleted and recreated (created {expected}, now {actual}): unread messages are "
+            "gone; failOnDataLoss=false continues with the new stream"
         )
 
 
 def check_there(stream: str, first: int, state: StreamState) -> None:
-    """Raise SourceError unless the stream has everything from `first` on, or ends just before it."""
+    """Raise SourceError if messages from `first` on were removed, or the stream ends before `first - 1`."""
     if first < state.first:
         raise SourceError(
-            f"messages {first} to {state.first - 1} of stream {stream} are gone: it begins with {state.first}; "
+            f"messages {first} to {state.first - 1} of stream {stream} are gone: it starts at {state.first}; "
             "failOnDataLoss=false continues there"
         )
     if first > state.last + 1:
         raise SourceError(
-            f"stream {stream} ends with message {state.last}, before {first}: the server has lost messages, or the "
-            "position is wrong; failOnDataLoss=false continues at the end"
+            f"stream {stream} ends at {state.last}, before {first}: the server has lost messages, or the offset is "
+            "wrong; failOnDataLoss=false continues at the end"
         )
 
 
@@ -164,7 +163,7 @@ def split(first: int, end: int, created: str, parts: int | None) -> list[StreamP
     if size <= 0:
         return []
     if parts is None:
-        parts = min(os.cpu_count() or 1, -(-size // WORTH_A_TASK))
+        parts = min(os.cpu_count() or 1, -(-size // _MIN_TASK_SIZE))
     parts = min(parts, size)
     bounds = [first + size * part // parts for part in range(parts + 1)]
     return [StreamPartition(low, high, created) for low, high in pairwise(bounds)]

@@ -24,7 +24,7 @@ _SPARKS_OWN = ("checkpointlocation",)
 
 
 def _position(*words: str) -> BeforeValidator:
-    """One of `words`, or a sequence."""
+    """Accept one of `words`, or a sequence."""
 
     def check(value: object) -> int | str:
         text = str(value).lower()
@@ -61,10 +61,7 @@ class WriteOptions(_Options):
 
 
 class ReadOptions(_Options):
-    """What to read, from a first position to an end that is exclusive, and as which columns.
-
-    `timeout` in seconds is how long NATS may be unavailable.
-    """
+    """Stream, range and columns of a read; the end is exclusive. `timeout`: seconds that NATS may be unavailable."""
 
     stream: types.Name
     subjects: Annotated[tuple[types.FilterSubject, ...], BeforeValidator(_parts)] = ()
@@ -94,7 +91,7 @@ class ReadOptions(_Options):
         return self
 
     def for_batch(self) -> Self:
-        """These options, or ConfigError when they say what only a streaming query can do."""
+        """Return the options; raise ConfigError for those of streaming queries only."""
         if self.max_offsets_per_trigger is not None:
             raise ConfigError("maxOffsetsPerTrigger: only in a streaming query")
         if self.starting_offsets in ("latest", "new"):
@@ -102,7 +99,7 @@ class ReadOptions(_Options):
         return self
 
     def for_stream(self) -> Self:
-        """These options, or ConfigError when they say what only a bounded read can do."""
+        """Return the options; raise ConfigError for those of bounded reads only."""
         for name in ("ending_offsets", "ending_timestamp"):
             if name in self.model_fields_set:
                 raise ConfigError(f"{to_camel(name)}: a streaming query has no end")
@@ -117,9 +114,9 @@ Kind = TypeVar("Kind", bound=_Options)
 
 
 def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
-    """The options, checked; raises ConfigError, which never shows a secret.
+    """Validate options. Raises ConfigError, which never contains a secret.
 
-    No options at all is an error, not a request for the default server: a table from CREATE TABLE has none.
+    Without any options the default server is not assumed: CREATE TABLE drops all options.
     """
     if not given:
         raise ConfigError(f"no options are set, not even servers; for a table: {_NO_TABLES}")

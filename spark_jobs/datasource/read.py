@@ -1,4 +1,4 @@
-"""Read JetStream: bounded, or as a streaming query whose only progress is Spark's checkpoint."""
+"""Read JetStream: a bounded range, or a streaming query whose only state is Spark's checkpoint."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
 POLL = 0.05
-"""Minimum seconds between requests for a stream's state: Spark would send a hundred a second."""
+"""Minimum seconds between requests for a stream's state: Spark asks about a hundred times a second."""
 
 Offset = dict[str, Any]
 
 
 def read(options: ReadOptions, schema: StructType, part: StreamPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of one task's range."""
+    """Yield the messages of one task's range."""
     if part.first < part.end:
         columns = MessageColumns(options, schema)
         with Session(options, f"jetcapture spark {options.stream}") as session:
@@ -41,14 +41,14 @@ def read(options: ReadOptions, schema: StructType, part: StreamPartition) -> Ite
 
 
 class BatchReader(DataSourceReader):
-    """A bounded read. Raises ConfigError when the columns cannot be read."""
+    """A bounded read. Raises ConfigError for columns that cannot be read."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         MessageColumns(options, schema)
         self._options, self._schema = options, schema
 
     def partitions(self) -> list[StreamPartition]:
-        """Return the current range, divided among tasks."""
+        """Divide the range among tasks."""
         options = self._options
         with Session(options, f"jetcapture spark {options.stream}") as session:
             positions = Positions(session, options)
@@ -57,23 +57,23 @@ class BatchReader(DataSourceReader):
             if options.starting_offsets == LAST_PER_SUBJECT:
                 return [StreamPartition(first, end, state.created, per_subject=True)]
             first = max(first, state.first)
-            if options.subjects:  # what is before their first message may go
+            if options.subjects:  # other messages before the first match may be removed at any time
                 first = positions.next_match(first) or end
             if options.fail_on_data_loss and isinstance(options.starting_offsets, int):
                 check_there(options.stream, options.starting_offsets, positions.state())
         parts = split(first, end, state.created, options.min_partitions)
-        return parts or [StreamPartition(end, end, state.created)]  # Spark insists on one
+        return parts or [StreamPartition(end, end, state.created)]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one partition."""
+        """Yield the messages of one partition."""
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read.
 
-    Spark keeps the end of each batch, but not the start of the first one: it asks again after a restart, when `latest`
-    has moved. So the end of the first batch includes its start.
+    Spark's checkpoint has the end of each batch, but not the start of the first one: after a restart Spark asks again,
+    and `latest` has moved. So the end of the first batch includes its start.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -83,37 +83,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._latest: Offset | None = None
         self._until: StreamState | None = None
-        self._looked = 0.0
-        self._match = (0, 0)  # the last message that the subjects match, and the stream's last one then
+        self._asked = 0.0
+        self._match = (0, 0)  # sequences: the last matching message, and the stream's last message at that time
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_session": None}
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
-        """Return where a new query starts; the same answer on every call."""
+        """Return the start of a new query; the same on every call."""
         if self._initial is None:
             state = self._state()
             self._initial = {**self._offset(state, self._positions.first(state)), "initial": True}
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """`maxOffsetsPerTrigger`."""
+        """Return `maxOffsetsPerTrigger`."""
         most = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """Read only what the stream holds now."""
-        with contextlib.suppress(MissingStreamError):  # and then there is nothing
+        with contextlib.suppress(MissingStreamError):  # nothing to read
             self._until = self._state()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """The end of the next batch; `start` itself when there is nothing new."""
+        """Return the end of the next batch; `start` itself when there is nothing new."""
         try:
             state = self._state()
         except MissingStreamError:
             if self._options.fail_on_data_loss:
                 raise
-            return start  # until it is created again
+            return start  # until the stream is recreated
         first = self._first(start, state)
         end = self._end(first, state)
         snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
@@ -127,11 +127,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if same else found
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  Spark's name
-        """The stream's end, for the query's progress."""
+        """Return the stream's end, for Spark's progress reports."""
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
-        """The batch, divided among tasks."""
+        """Divide the batch among tasks."""
         start = end.get("start", start)
         first = start["seq"] if start["created"] == end["created"] else 1
         if start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT:
@@ -139,11 +139,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return split(first, end["seq"], end["created"], self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one partition."""
+        """Yield the messages of one partition."""
         return read(self._options, self._schema, cast("StreamPartition", partition))
 
     def stop(self) -> None:
-        """Leave NATS."""
+        """Close the connection."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -155,16 +155,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Positions(self._session, self._options)
 
     def _state(self) -> StreamState:
-        time.sleep(max(0.0, self._looked + POLL - time.monotonic()))
+        time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
         state = self._positions.state()
-        self._looked = time.monotonic()
+        self._asked = time.monotonic()
         return state
 
     def _offset(self, state: StreamState, seq: int) -> Offset:
         return {"stream": self._options.stream, "created": state.created, "seq": seq}
 
     def _first(self, start: Offset, state: StreamState) -> int:
-        """What is read next; unless told otherwise, that it must still be there."""
+        """Return the next sequence to read. With `failOnDataLoss`, raise SourceError if it is gone."""
         stream, per_subject = self._options.stream, self._options.starting_offsets == LAST_PER_SUBJECT
         if self._options.fail_on_data_loss:
             check_created(stream, start["created"], state.created)
@@ -175,17 +175,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(max(int(start["seq"]), state.first), state.last + 1)
 
     def _end(self, first: int, state: StreamState) -> int:
-        """Return the position behind the last message to read.
+        """Return the sequence after the last message to read.
 
-        Without matching messages there is no batch, unless the query would fall so far behind that the stream, as it
-        removes old messages, might seem to have removed unread ones.
+        Without matching messages there is no batch, unless the query falls behind by more than half of the stream:
+        when the stream then removes old messages, it would look as if unread ones were lost.
         """
-        behind = state.last + 1
+        end = state.last + 1
         if self._until is not None and self._until.created == state.created:
-            behind = min(behind, self._until.last + 1)
+            end = min(end, self._until.last + 1)
         if self._match[1] != state.last:
             self._match = self._positions.last_match(state), state.last
         last = self._match[0]
         if last >= first:
-            return max(first, min(last + 1, behind))
-        return max(first, behind) if behind - first > (state.last + 1 - state.first) / 2 else first
+            return max(first, min(last + 1, end))
+        return max(first, end) if end - first > (state.last + 1 - state.first) / 2 else first

@@ -1,7 +1,4 @@
-"""A NATS connection for synchronous code.
-
-It runs in a separate thread, so that it answers the server while Spark is busy.
-"""
+"""A NATS connection for synchronous code, with an event loop in its own thread so that pings are always answered."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """A `ReadSession` in a thread of its own, a context manager. Raises SourceError when there is no server."""
+    """A `ReadSession` whose event loop runs in a thread; a context manager. Raises SourceError without a server."""
 
     def __init__(self, options: ReadOptions, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -25,13 +22,13 @@ class Session:
         self._thread.start()
         self.reads = ReadSession(options.nats, name, timeout=options.timeout)
         try:
-            self.run(self.reads.__aenter__())
+            self.run(self.reads.open())
         except BaseException:
             self._end()
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, run in the connection's thread."""
+        """Run `work` in the connection's thread and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -42,7 +39,7 @@ class Session:
             self._end()
 
     async def _close(self) -> None:
-        await self.reads.__aexit__()
+        await self.reads.close()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:
             task.cancel()

@@ -2,10 +2,10 @@
 
     spark.read.format("nats").option("servers", "nats://…").option("stream", "ORDERS").load()
 
-A read has the archive's envelope columns, so that live and archived messages make one table. A streaming query keeps
-its progress in Spark's checkpoint; the stream's consumers are not touched. Spark finds this class by itself once the
-package is installed where the driver runs, through the module `pyspark_nats`. With --py-files it does not: call
-`spark.dataSource.register(NatsDataSource)`, or take the session from `spark_jobs.job.session`, which does.
+A read has the archive's envelope columns, so live and archived messages can be combined with UNION. A streaming query
+keeps its progress in Spark's checkpoint and does not touch the stream's consumers. Spark finds this class through the
+module `pyspark_nats` if the package is installed on the driver. With --py-files, call
+`spark.dataSource.register(NatsDataSource)` or use the session of `spark_jobs.job.session`, which does so.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NAME = "nats"
 
 
 class NatsDataSource(DataSource):
-    """The entry point for Spark. Parts are imported on demand: this module is loaded in every Spark session that looks
-    for any Python data source."""
+    """The entry point for Spark. Modules are imported on demand: every Spark session that looks up any Python data
+    source loads this one."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return NAME
 
     def schema(self) -> str:

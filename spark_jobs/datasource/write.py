@@ -1,15 +1,15 @@
-"""Write rows to JetStream: one message each, acknowledged, and stored once even if Spark retries a task.
+"""Write rows to JetStream: one acknowledged message per row, stored once even if Spark retries a task.
 
 A row's subject comes from the option `subject`, a template like a capture's key, such as `orders.{region}`;
-by default it is `{subject}`, the row's column `subject` or `_nats_subject`. Its payload is its column `payload`,
-`value` or `_nats_payload`, the first one present; without any, all other columns form a JSON object.
-Headers come from `headers`, or from `_nats_headers` less those that instruct a server. `msg_id` is its message id, or a
-`Nats-Msg-Id` in `headers`. These columns are found in any case, unless spark.sql.caseSensitive is set.
+by default it is `{subject}`, the row's column `subject` or `_nats_subject`. The payload is the first of the columns
+`payload`, `value` and `_nats_payload` that exists; without any, all other columns form a JSON object. Headers come from
+`headers`, or from `_nats_headers` except those that are instructions to a server. The message id is the column `msg_id`
+or the header `Nats-Msg-Id`. Column names ignore case unless spark.sql.caseSensitive is set.
 
 A row without an id gets one from the write (the query and batch, or this `save()`), the partition, the row's position
 in it, and a hash of the message. So a retried task publishes nothing twice within the stream's duplicate window if the
-plan is deterministic: the same rows in the same order. If it is not, rows may be published twice, but none is mistaken
-for another and lost.
+plan is deterministic: the same rows in the same order. Otherwise rows may be published twice, but no row is dropped as
+a duplicate of another.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _ID_IN_HEADERS = TemplateKey(f"{{header.{MESSAGE_ID}}}")
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """Result of a task: messages acknowledged, and how many of them were duplicates."""
+    """A task's result: acknowledged messages, and how many of them were duplicates."""
 
     published: int
     duplicates: int
 
 
 class Messages:
-    """Turns rows with the columns of `schema` into messages. Raises ConfigError if that is impossible."""
+    """Turns rows with the columns of `schema` into messages. Raises ConfigError for columns that cannot be sent."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
         self._schema, self._case_sensitive = schema, case_sensitive
@@ -71,8 +71,8 @@ class Messages:
         self._own = self._first(SUBJECTS)
         self._headers = self._first(HEADERS)
         self._id = self._first((MSG_ID,))
-        self._called = list(self._names)
-        """The columns' names as the template has them."""
+        self._template_names = list(self._names)
+        """The columns' names, spelled as in the template."""
         self._subject = self._template(options.subject or "{subject}")
         if self._payload is not None and not isinstance(self._types[self._payload], (*_TEXT, st.BinaryType)):
             raise ConfigError(
@@ -90,7 +90,7 @@ class Messages:
             self._check_fields()
 
     def _first(self, names: Iterable[str]) -> str | None:
-        """The column of the first of these names that there is."""
+        """Return the first of these columns that exists; None without one."""
         try:
             found = (find(name, self._names, case_sensitive=self._case_sensitive) for name in names)
             return next(filter(None, found), None)
@@ -106,7 +106,7 @@ class Messages:
                 raise ConfigError(f"column {field.name}: {kind} cannot be published: cast it to string")
 
     def _template(self, text: str) -> TemplateKey:
-        """The template, of whose columns it is known that they are there."""
+        """Parse the subject template. Raises ConfigError if a column in it is missing."""
         try:
             template = TemplateKey(text)
             check_subject("".join(str(part.value) if part.kind == "text" else "x" for part in template.parts))
@@ -127,12 +127,12 @@ class Messages:
         if name is None:
             raise ConfigError(f"subject: there is no column {path}; there are {', '.join(self._names)}")
         kind = self._types[name]
-        self._called[self._names.index(name)] = path if whole else path.split(".")[0]
+        self._template_names[self._names.index(name)] = path if whole else path.split(".")[0]
         if whole and not isinstance(kind, (*_TEXT, st.IntegralType)):
             raise ConfigError(f"subject: column {path} must be string or integer: cast it")
 
     def of(self, batches: Iterable[pa.RecordBatch], writing: str) -> Iterator[pa.RecordBatch]:
-        """Return batches for `publish_batches`; `writing` identifies the write and the partition."""
+        """Yield batches for `publish_batches`; `writing` identifies the write and the partition."""
         first = 0
         for rows in batches:
             rows = rows.rename_columns(self._names)
@@ -146,7 +146,7 @@ class Messages:
             yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
 
     def _message(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> MessageBatch:
-        """What a template asks about a message, of each row."""
+        """Return the columns that the subject template reads."""
         own = pa.nulls(rows.num_rows, pa.string()) if self._own is None else rows.column(self._own).cast(pa.string())
         envelope = {layout.SUBJECT: own, layout.HEADERS: pa.nulls(rows.num_rows, HEADERS_TYPE)}
         if headers is not None:
@@ -154,7 +154,7 @@ class Messages:
         return MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(envelope))
 
     def _subjects(self, message: MessageBatch, rows: pa.RecordBatch) -> pa.StringArray:
-        fields = rows.rename_columns(self._called)
+        fields = rows.rename_columns(self._template_names)
         subjects = self._subject(message, fields)
         if subjects.null_count:
             row = pc.index(subjects.is_null(), True).as_py()
@@ -168,7 +168,7 @@ class Messages:
         return subjects
 
     def _own_ids(self, message: MessageBatch, rows: pa.RecordBatch) -> pa.StringArray:
-        """The message ids that the rows bring with them, null for none."""
+        """Return the rows' own message ids, null without one."""
         in_headers = _not_empty(_ID_IN_HEADERS(message, rows))
         if self._id is None:
             return in_headers
@@ -205,7 +205,7 @@ def _not_empty(texts: pa.StringArray) -> pa.StringArray:
 def _ids(
     writing: str, first: int, subjects: pa.StringArray, payloads: pa.BinaryArray, headers: pa.MapArray | None
 ) -> Iterator[str]:
-    """The ids of rows, from the row `first` of the partition on."""
+    """Yield generated ids for rows; the first of them is row `first` of the partition."""
     blocks = header_blocks(headers, {}, len(subjects), stored=True)
     parts: list[Any] = [subjects.cast(pa.binary()), *(() if blocks is None else (blocks,)), payloads]
     for row, content in enumerate(byte_strings(pc.binary_join_element_wise(*parts, b"\0")), first):
@@ -220,9 +220,9 @@ def _is_headers(kind: st.DataType) -> bool:
 
 
 def check(options: WriteOptions, schema: st.StructType) -> None:
-    """Raise ConfigError when rows with these columns cannot be messages.
+    """Raise ConfigError for columns that cannot be sent.
 
-    Spark does not tell here whether the session is case-sensitive, so the tasks check what depends on it.
+    Spark does not expose the session's case sensitivity here; tasks check what depends on it.
     """
     try:
         Messages(options, schema)
@@ -234,7 +234,7 @@ def check(options: WriteOptions, schema: st.StructType) -> None:
 
 
 class _Writer:
-    """The task of both writers."""
+    """Code shared by both writers."""
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -251,7 +251,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """For `df.write` and INSERT. Spark creates one per write; all attempts of its tasks share it."""
+    """For `df.write` and INSERT. Spark creates one per write; all attempts of the tasks share it."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publish one partition."""
@@ -259,7 +259,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """For `df.writeStream`. The query's id is that of its checkpoint, so that a batch is the same after a restart."""
+    """For `df.writeStream`. The query's id comes from its checkpoint, so a batch keeps its ids after a restart."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publish one partition of one batch."""
@@ -270,5 +270,5 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise RuntimeError("this runs in a Spark task")
+        raise RuntimeError("not in a Spark task")
     return task

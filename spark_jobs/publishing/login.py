@@ -1,7 +1,7 @@
-"""NATS login for jobs and the data source: the settings of a capture's `nats` section, as flat options.
+"""NATS login for jobs and the data source: the settings of a capture's `nats` section as flat options.
 
-`servers` is a list with commas; `tls` is true or false, and the settings of the `tls` section start with `tls_`. On a
-command line a secret is named by its file, or comes from the environment, because command lines are visible to all.
+`servers` is comma-separated; `tls` is true or false, and the settings of the `tls` section start with `tls_`. Command
+lines are visible to all users, so secrets come from files or the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIONS = (
     "tls",
     *(f"tls_{name}" for name in TlsConfig.model_fields),
 )
-"""Every option's name."""
+"""Names of all options."""
 SECRETS = {
     "password": "NATS_PASSWORD",
     "token": "NATS_TOKEN",
@@ -29,11 +29,11 @@ SECRETS = {
     "user_jwt": "NATS_USER_JWT",
     "user_seed": "NATS_USER_SEED",
 }
-"""Options that are not command line arguments, and the environment variables that replace them."""
+"""Options that are environment variables instead of command line arguments."""
 
 
 def nats_config(options: Mapping[str, str | None]) -> NatsConfig:
-    """Return the login that `options` describe; other options are ignored. Raises ConfigError."""
+    """Parse the login options; ignore others. Raises ConfigError."""
     given = {name: value for name in OPTIONS if (value := options.get(name)) is not None}
     data: dict[str, Any] = {name: value for name, value in given.items() if not name.startswith("tls")}
     if "servers" in data:
@@ -45,11 +45,11 @@ def nats_config(options: Mapping[str, str | None]) -> NatsConfig:
         return NatsConfig.model_validate(data)
     except ValidationError as error:
         found = [line.replace("tls.", "tls_", 1) for line in problems(error, NatsConfig)]
-    raise ConfigError(*found)  # outside of the handler: the validation error holds the secrets
+    raise ConfigError(*found)  # outside the handler: the validation error contains secrets
 
 
 def login_at(servers: str | Sequence[str]) -> NatsConfig:
-    """Return the login for these addresses, which may contain `user:password@` or `token@`. Raises ConfigError."""
+    """Parse addresses, which may contain `user:password@` or `token@`, into a login. Raises ConfigError."""
     options: dict[str, str | None] = {}
     addresses = []
     for address in [servers] if isinstance(servers, str) else servers:

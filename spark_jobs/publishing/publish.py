@@ -1,7 +1,4 @@
-"""Publish Arrow batches from an executor, with every message acknowledged.
-
-Shared by replay and the data source's writer. Runs in the process of a Spark task.
-"""
+"""Publish Arrow batches from a Spark task and wait for all acknowledgements; for replay and the data source."""
 
 from __future__ import annotations
 
@@ -19,45 +16,45 @@ from jetcapture_py.jetstream.wire.client import Connection
 from spark_jobs.publishing.login import nats_config
 
 EXTRA = "header:"
-"""Prefix of columns that hold one header: a string per row, null for none."""
+"""Prefix of columns with one header each: a string per row, null for none."""
 LINES = "header_lines"
-"""A column of whole header lines, as they are, null for none."""
+"""Column of raw header lines, null for none."""
 DUE = "due"
-"""Column with a row's publishing time, in microseconds after the first row, ascending."""
+"""Column of publishing times, in microseconds after the first row, ascending."""
 
 Login = NatsConfig | Mapping[str, str]
 
 _INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
 
 _CONNECT_TIMEOUT = 20.0
-"""Seconds to keep trying unreachable servers before the task fails. Later, the publisher's timeouts apply."""
+"""Seconds to keep trying unreachable servers before the task fails. Once connected, the publisher's timeouts apply."""
 _PAUSE = 0.1
-"""Seconds; before a longer pause, wait for all acknowledgements, so that failures are noticed."""
+"""Seconds; before a longer pause, wait for all acknowledgements to notice failures."""
 
 
 def instructs(header: str) -> bool:
-    """Whether a header is an instruction to the server, which it would follow again."""
+    """Whether a header is an instruction to the server, which a replay must not repeat."""
     return _INSTRUCTIONS.fullmatch(header) is not None
 
 
 def publish_batches(
     batches: Iterable[pa.RecordBatch], login: Login, window: int = WINDOW, *, stored: bool = False
 ) -> tuple[int, int]:
-    """Publish all rows in order; how many were acknowledged, and how many of these the stream knew already.
+    """Publish all rows in order; return the number of acknowledged messages, and of duplicates among them.
 
-    `batches` have the columns `subject` (string) and `payload` (binary or string), and may have `id` (string: the
-    message id, with which a message survives a lost connection and a retried task), `headers` (map<string,
-    list<string>>), `header:NAME`, `header_lines` and `due`. They are read in a thread while messages are in flight.
-    `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages. `stored` as in
-    `Publisher.publish_batch`. Raises SourceError; with no batch, nothing is connected to.
+    `batches` have the columns `subject` (string) and `payload` (binary or string), and optionally `id` (string: the
+    message id, which makes it safe to publish again after a lost connection or in a retried task), `headers`
+    (map<string, list<string>>), `header:NAME`, `header_lines` and `due`. A thread reads them while messages are in
+    flight. `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages. `stored` as in
+    `Publisher.publish_batch`. Raises SourceError; does not connect without batches.
     """
     return asyncio.run(_publish(iter(batches), login, window, stored))
 
 
 async def open_connection(login: Login) -> Connection:
-    """Open a connection that survives server restarts; keep trying an unreachable server for a while.
+    """Open a connection that survives server restarts; retry unreachable servers for `_CONNECT_TIMEOUT`.
 
-    Raises SourceError, or ConfigError for the options.
+    Raises SourceError, or ConfigError for invalid options.
     """
     config = login if isinstance(login, NatsConfig) else nats_config(login)
     return await connect(config, "jetcapture replay", timeout=_CONNECT_TIMEOUT)
@@ -83,12 +80,12 @@ async def _publish(batches: Iterator[pa.RecordBatch], login: Login, window: int,
             await publisher.flush()
             return publisher.published, publisher.duplicates
     finally:
-        with suppress(OSError):  # nats-py passes on what a dead server did to the socket
+        with suppress(OSError):  # nats-py raises socket errors of a dead server
             await nc.close()
 
 
 async def _publish_in_time(publisher: Publisher, batch: pa.RecordBatch, began: float, stored: bool) -> None:
-    """Publish each row when it is due; `began` is the time of the first one. Late rows are published immediately."""
+    """Publish each row when it is due, counted from `began`; publish late rows immediately."""
     loop = asyncio.get_running_loop()
     dues = batch.column(DUE).to_numpy() / 1e6 + began
     position = 0

@@ -1,4 +1,4 @@
-"""NATS's subject patterns: `*` stands for one token, `>` for one or more at the end. In Python and as Spark columns."""
+"""Match NATS subject patterns in Python and in Spark: `*` is one token, `>` at the end is one or more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def is_odd(subject: Column) -> Column:
-    """Whether `publish_frames.check_subject` would refuse the subject; false for null."""
+    """Whether `publish.frames.check_subject` would reject the subject; false for null."""
     valid = subject.rlike(_SUBJECT) & ~subject.rlike(_WILDCARD) & ~subject.rlike(_SERVERS)
     plain = subject.rlike(PLAIN_SUBJECT)
     return sf.coalesce(~plain & ~valid | (sf.octet_length(subject) > MAX_SUBJECT_BYTES), sf.lit(False))  # noqa: FBT003
@@ -35,29 +35,28 @@ def is_odd(subject: Column) -> Column:
 
 def covers(pattern: str, other: str) -> bool:
     """Whether every subject that matches `other` matches `pattern`."""
-    mine, theirs = pattern.split("."), other.split(".")
-    for place, word in enumerate(mine):
+    tokens, others = pattern.split("."), other.split(".")
+    for index, word in enumerate(tokens):
         if word == ">":
-            return len(theirs) > place
-        if place >= len(theirs) or theirs[place] == ">" or word not in ("*", theirs[place]):
+            return len(others) > index
+        if index >= len(others) or others[index] == ">" or word not in ("*", others[index]):
             return False
-    return len(mine) == len(theirs)
+    return len(tokens) == len(others)
 
 
 def overlaps(pattern: str, other: str) -> bool:
     """Whether a subject can match both."""
-    mine, theirs = pattern.split("."), other.split(".")
-    for one, another in zip(mine, theirs, strict=False):
+    tokens, others = pattern.split("."), other.split(".")
+    for one, another in zip(tokens, others, strict=False):
         if ">" in (one, another):
             return True
         if "*" not in (one, another) and one != another:
             return False
-    return len(mine) == len(theirs)
+    return len(tokens) == len(others)
 
 
 def matching(subject: Column, patterns: Iterable[str]) -> Column:
-    """Whether the subject matches one of the patterns, in a form that Spark can decide by a file's statistics where
-    the pattern allows it."""
+    """Whether the subject matches one of the patterns. Where possible, Spark can skip files by their statistics."""
     return reduce(lambda one, another: one | another, (_matching(subject, each) for each in patterns), sf.lit(False))  # noqa: FBT003
 
 

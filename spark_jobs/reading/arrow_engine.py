@@ -1,7 +1,6 @@
-"""Reads objects without Spark's own file systems: by fsspec and Arrow, in Spark's Python workers.
+"""Read objects with fsspec and Arrow in Spark's Python workers, for a Spark without a file system for the store.
 
-For a Spark that has no file system for the store, and cannot be given one. It is slower than Spark's own reader, but
-fetches only the columns that are named and the row groups that may hold what is asked for.
+Slower than Spark's own reader, but fetches only the columns and row groups that are needed.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.decode import conform
 from spark_jobs.reading.columns import Field
+from spark_jobs.reading.footers import bounds
 from spark_jobs.reading.overlaps import Range
 
-_ROWS_OF_A_TASK = 250_000
-_LEAST_TASKS = 16
-"""What so many objects at least are divided into, however few rows they have: a request waits for the store."""
+_ROWS_PER_TASK = 250_000
+_MIN_TASKS = 16
+"""Minimum number of tasks, if there are as many objects: tasks mostly wait for the store."""
 _SMALL = 4 << 20
-"""Bytes of an object that is fetched in one request."""
+"""Maximum bytes of an object that is fetched in one request."""
 _BATCH_BYTES = 8 << 20
 _MOST_ROWS = 1 << 16
 
@@ -40,8 +40,8 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowEngine:
-    """Opens `url` with fsspec's `options` on every worker; row groups wholly before `start` or after `end` are left
-    out, and others may hold messages from outside of that range."""
+    """Reads the archive at `url` on the workers, with fsspec's `options`. Skips row groups entirely before `start` or
+    at or after `end`; the others may contain messages outside that range."""
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
@@ -56,7 +56,7 @@ class ArrowEngine:
         partitions: Sequence[str],
         parts: Mapping[ObjectName, Sequence[Range]] | None,
     ) -> DataFrame:
-        """The objects, or these parts of them, with these columns."""
+        """Read objects, or only the ranges in `parts`, with these columns."""
         largest = sorted(names, key=lambda name: name.rows, reverse=True)
         objects = pa.table(
             {
@@ -70,7 +70,7 @@ class ArrowEngine:
                 ),
             }
         )
-        tasks = min(len(names), max(_LEAST_TASKS, sum(name.rows for name in names) // _ROWS_OF_A_TASK))
+        tasks = min(len(names), max(_MIN_TASKS, sum(name.rows for name in names) // _ROWS_PER_TASK))
         sensitive = spark.conf.get("spark.sql.caseSensitive") == "true"
         schema = st.StructType([st.StructField(field.name, field.type) for field in fields])
         for name in partitions:
@@ -90,27 +90,27 @@ def _read(
     fold: Callable[[str], str],
     batches: Batches,
 ) -> Batches:
-    """What runs in a worker: the rows of the objects that `batches` name."""
+    """Read the rows of the objects that `batches` name. Runs in a worker."""
     fs, root = fsspec.url_to_fs(engine.url, **engine.options)
     sources = {field.source for field in fields}
     for batch in batches:
         for row in batch.to_pylist():
-            place = f"{str(root).rstrip('/')}/{row['path']}"
+            path = f"{str(root).rstrip('/')}/{row['path']}"
             values = {name: row[name] for name in partitions}
             try:
-                with fs.open(place, "rb", cache_type="none") as file:
+                with fs.open(path, "rb", cache_type="none") as file:
                     for found in rows_of(file, engine, sources, fold, row["ranges"]):
                         yield _shaped(found, fields, fold, values)
             except FileNotFoundError as error:
-                raise JetcaptureError(f"{place} is gone: it was compacted or removed since; read it again") from error
+                raise JetcaptureError(f"{path} is gone: it was compacted or removed since; read it again") from error
             except (OSError, pa.ArrowException) as error:
-                raise JetcaptureError(f"cannot read {place}: {one_line(str(error))}") from error
+                raise JetcaptureError(f"cannot read {path}: {one_line(str(error))}") from error
 
 
 def rows_of(
     file: Any, engine: ArrowEngine, sources: Collection[str], fold: Callable[[str], str], ranges: Sequence[Range] | None
 ) -> Batches:
-    """The columns of the object whose folded names are in `sources`, of the row groups that may hold what is wanted."""
+    """Read the columns whose folded names are in `sources`, from the row groups that may have matching rows."""
     source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
     with pq.ParquetFile(source, pre_buffer=True) as parquet:
         columns = [name for name in parquet.schema_arrow.names if fold(name) in sources]
@@ -126,7 +126,7 @@ def rows_of(
 
 
 def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -> bool:
-    times, seqs = _bounds(group, layout.TIMESTAMP), _bounds(group, layout.SEQ)
+    times, seqs = bounds(group, layout.TIMESTAMP), bounds(group, layout.SEQ)
     if times is not None:
         if engine.start is not None and times[1] < engine.start:
             return False
@@ -137,13 +137,6 @@ def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -
     return any(first <= seqs[1] and seqs[0] <= last for first, last in ranges)
 
 
-def _bounds(group: Any, name: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column in a row group, where its statistics say so."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    known = next((column.statistics for column in columns if column.path_in_schema == name), None)
-    return (known.min, known.max) if known is not None and known.has_min_max else None
-
-
 def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
     inside = (pc.and_(pc.greater_equal(seqs, first), pc.less_equal(seqs, last)) for first, last in ranges)
     return reduce(pc.or_, inside)
@@ -152,7 +145,7 @@ def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
 def _shaped(
     batch: pa.RecordBatch, fields: Sequence[Field], fold: Callable[[str], str], partitions: Mapping[str, str | None]
 ) -> pa.RecordBatch:
-    """The rows with exactly these fields, of their types; what the object does not have is null."""
+    """Return the rows with exactly these fields and types; columns that the object lacks are null."""
     stored = {fold(name): batch.column(index) for index, name in enumerate(batch.schema.names)}
     columns = {}
     for each in fields:
@@ -169,7 +162,7 @@ def _shaped(
 def _cast(array: pa.Array, to: pa.DataType, fold: Callable[[str], str]) -> pa.Array:
     if fold is str or not pa.types.is_nested(to):
         return array.cast(to)
-    # Arrow casts a struct by the exact names of its fields: one in another case would silently be null
+    # Arrow casts structs by exact field names: a field in another case would silently become null
     return conform(pa.RecordBatch.from_arrays([array], ["column"]), pa.schema([("column", to)])).column(0)
 
 
@@ -190,7 +183,7 @@ _SIMPLE: dict[type[st.DataType], pa.DataType] = {
 
 
 def _arrow_type(kind: st.DataType) -> pa.DataType:
-    """The type as which Spark takes a column of type `kind` from Arrow."""
+    """Return the Arrow type that Spark expects for a column of type `kind`."""
     if isinstance(kind, st.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, st.ArrayType):

@@ -1,4 +1,4 @@
-"""One stream's objects: found through fsspec, and their footers read."""
+"""List one stream's objects through fsspec and read their footers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The objects that were found, and every directory that has a visible file, ours or not. `tops` are the
-    directories that were listed. `others` are objects in other formats than Parquet.
+    """The objects found, and every directory with a visible file of any kind. `tops` are the listed directories.
+    `others` are objects in other formats than Parquet.
 
-    `sizes` in bytes and times in milliseconds since the epoch (0 where the store doesn't tell) are by path relative to
-    the archive's root.
-
-    `repeated` are objects whose file's name is that of another one, under another key.
+    `sizes` (bytes) and `modified` (milliseconds since the epoch, 0 if the store does not tell) are keyed by path
+    relative to the archive's root. `repeated` are objects with the same file name as an object under another key.
     """
 
     objects: list[ObjectName]
@@ -60,7 +58,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Where one stream's archive, or its quarantine, lies, and what reads it: Spark where `native`, or `engine`."""
+    """Location of one stream's archive or quarantine, and its reader: Spark if `native`, else `engine`."""
 
     spark: SparkSession
     place: Place
@@ -81,7 +79,7 @@ class Archive:
         *,
         native: bool,
     ) -> Archive:
-        """Find the file system for `url`; `options` are handed to fsspec. Raises JetcaptureError."""
+        """Open the file system for `url`; `options` go to fsspec. Raises JetcaptureError."""
         place = Place.open(url, options)
         if native:
             place.require(spark)
@@ -89,12 +87,12 @@ class Archive:
 
     @property
     def fs(self) -> Any:
-        """The file system, fsspec's."""
+        """The fsspec file system."""
         return self.place.fs
 
     @property
     def root(self) -> str:
-        """The archive's root in it."""
+        """The archive's root in the file system."""
         return self.place.root
 
     @property
@@ -104,16 +102,16 @@ class Archive:
 
     @property
     def directory(self) -> str:
-        """Where the objects are, relative to the archive's root."""
+        """The objects' directory, relative to the archive's root."""
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
 
     @property
     def local(self) -> bool:
-        """Whether it lies in a directory of this machine."""
+        """Whether it is in a local directory."""
         return isinstance(self.fs, LocalFileSystem)
 
     def listing(self, keys: Iterable[str | None] | None = None) -> Listing:
-        """The stream's objects, of these keys if any are named."""
+        """List the stream's objects, or only those of `keys`."""
         directories = [self.directory]
         if keys is not None:
             if self.quarantine:
@@ -130,16 +128,16 @@ class Archive:
             modified={path: int(1000 * (modified(found[path]) or 0)) for path in visible},
             directories=dict.fromkeys(path.rpartition("/")[0] for path in visible),
             tops=directories,
-            repeated=_of_one_name(objects),
+            repeated=_with_equal_names(objects),
         )
 
     def nothing(self) -> DataFrame:
-        """An empty quarantine, which is how it should be, for a stream that has an archive; otherwise an error."""
+        """Return an empty quarantine if the stream has an archive; raise JetcaptureError otherwise."""
         entries = self.place.entries()
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
         if self.stream in entries:
-            raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} holds no objects")
+            raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} has no objects")
         raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{self.place.known_streams()}")
 
     def fetched(
@@ -149,11 +147,11 @@ class Archive:
         partitions: Sequence[str],
         parts: Mapping[ObjectName, Sequence[Range]] | None,
     ) -> DataFrame:
-        """Exactly these objects, or these parts of them, as `engine` reads them."""
+        """Read exactly these objects, or these parts of them, with `engine`."""
         return self.engine.frame(self.spark, names, fields, partitions, parts)
 
     def schemas(self, names: Sequence[ObjectName], listing: Listing) -> tuple[list[pa.Schema], list[int]]:
-        """The distinct schemas of the objects, from their footers, and the index of each object's among them."""
+        """Read the objects' footers; return the distinct schemas, and the index of each object's schema."""
         reader = SchemaReader()
         numbers = []
         for name, data in zip(names, self._footers(names, listing), strict=True):
@@ -164,7 +162,7 @@ class Archive:
         return reader.schemas, numbers
 
     def timestamps(self, names: Sequence[ObjectName], listing: Listing) -> list[tuple[datetime, datetime] | None]:
-        """The first and the last `_nats_timestamp` of each object, from its footer; None where that does not say."""
+        """Read the first and last `_nats_timestamp` of each object from its footer; None without statistics."""
         found = []
         for name, data in zip(names, self._footers(names, listing), strict=True):
             try:
@@ -175,7 +173,7 @@ class Archive:
         return found
 
     def _footers(self, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
-        """The footers of the objects."""
+        """Read the objects' footers."""
 
         def footer(name: ObjectName) -> bytes:
             path = f"{self.root}/{name.path}"
@@ -200,7 +198,7 @@ class Archive:
         return self._each(names, footer)
 
     def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
-        """Each object's sequences and timestamps."""
+        """Read each object's sequences and timestamps."""
         fs = pa.fs.LocalFileSystem() if self.local else self.fs
 
         def read(name: ObjectName) -> Identities:
@@ -212,22 +210,18 @@ class Archive:
 
     def _each(self, names: Sequence[ObjectName], read: Callable[[ObjectName], T]) -> Iterator[T]:
         def one(name: ObjectName) -> T:
-            try:
+            with self.place.reading(name.path):
                 return read(name)
-            except FileNotFoundError as error:
-                raise VanishedError(f"{self.url}/{name.path} is gone: read it again") from error
-            except (OSError, pa.ArrowException) as error:
-                raise self._unreadable(name, error) from error
 
-        if self.local:  # a footer is read faster than it is handed to a thread
+        if self.local:  # reading a footer is faster than handing it to a thread
             yield from map(one, names)
             return
         with ThreadPoolExecutor(_THREADS) as threads:
             yield from threads.map(one, names)
 
     def _rewritten(self, name: ObjectName) -> VanishedError:
-        """Return the error for an object of another size than it was listed with: a redelivery wrote the same messages
-        again. Its old size must not reach Spark, which would miss what lies behind it."""
+        """Return the error for an object whose size differs from the listing: a redelivery has rewritten it. Spark must
+        not get the old size, because it would not find the footer."""
         return VanishedError(f"{self.url}/{name.path} was stored again: read it again")
 
     def _unreadable(self, name: ObjectName, error: Exception) -> JetcaptureError:
@@ -243,7 +237,7 @@ def _opened(path: str) -> Iterator[int]:
         os.close(file)
 
 
-def _of_one_name(objects: Sequence[ObjectName]) -> list[ObjectName]:
+def _with_equal_names(objects: Sequence[ObjectName]) -> list[ObjectName]:
     count = Counter((name.digest, name.bucket) for name in objects)
     if len(count) == len(objects):
         return []

@@ -1,8 +1,8 @@
-"""Which rows of objects that may share messages are first copies, found out before Spark reads them.
+"""Find copies among objects that may share messages before Spark reads them.
 
-Names say which objects may share messages; the sequences and timestamps in them say which do. For a few objects these
-are read here, and Spark then reads every object natively with at most a filter on its sequences: no shuffle. What is
-too much for that, or cannot be said by sequences alone, is left to `dropDuplicates`.
+Names show which objects may share messages; the sequences and timestamps in them show which do. For a few objects these
+are read here, and Spark then reads every object natively with at most a filter on its sequences: no shuffle. Larger
+sets, and copies that sequence ranges cannot describe, are left to `dropDuplicates`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jetcapture_py.archive.layout import ObjectName, clusters
 
 MOST_OBJECTS = 200
 MOST_ROWS = 2_000_000
-"""Above these, reading the identities on one machine takes longer than having Spark compare the rows."""
+"""Above these limits, reading the identities on one machine takes longer than having Spark compare the rows."""
 MOST_RANGES = 16
-"""Ranges of one object; above, a filter of them costs more than it saves."""
+"""Maximum ranges of one object; with more, the filter costs more than it saves."""
 
 Identities = tuple[Any, Any]
 """Sequences and timestamps of an object's rows, as int64 arrays of equal length."""
@@ -28,8 +28,8 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Resolved:
-    """Objects to read whole; objects of which only rows within ranges of sequences, both ends inclusive, are to be
-    read; and objects that are to be compared row by row. Those that hold second copies only are in none of them."""
+    """Objects to read completely, objects to read only in ranges of sequences (inclusive), and objects to compare row
+    by row. Objects with copies only are in none of them."""
 
     whole: list[ObjectName] = field(default_factory=list)
     parts: dict[ObjectName, list[Range]] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class Resolved:
 
 
 def resolve(shared: Iterable[ObjectName], identities: Callable[[Sequence[ObjectName]], list[Identities]]) -> Resolved:
-    """Divide objects that may share messages; `identities` reads those of some objects."""
+    """Divide objects that may share messages; `identities` reads the objects' sequences and timestamps."""
     names = list(shared)
     if len(names) > MOST_OBJECTS or sum(name.rows for name in names) > MOST_ROWS:
         return Resolved(unresolved=names)
     known = dict(zip(names, identities(names), strict=True))
     resolved = Resolved()
     for cluster in clusters(names):
-        cluster.sort(key=lambda name: name.rows, reverse=True)  # the largest stay whole, so that there are fewer parts
+        cluster.sort(key=lambda name: name.rows, reverse=True)  # keep the largest whole: fewer ranges
         kept = _first_copies([known[name] for name in cluster])
         if kept is None:
             resolved.unresolved += cluster
@@ -58,10 +58,10 @@ def resolve(shared: Iterable[ObjectName], identities: Callable[[Sequence[ObjectN
 
 
 def _first_copies(objects: Sequence[Identities]) -> list[list[Range] | None] | None:
-    """For each object the ranges of sequences that earlier ones do not have; None for all of it.
+    """Return for each object the ranges of sequences that earlier objects lack; None for the whole object.
 
-    None instead of the list when ranges cannot say it: a sequence has two timestamps, an object holds a message twice
-    or in several rows, or there would be too many ranges.
+    Returns None instead of the list if ranges cannot describe the copies: a sequence has two timestamps, an object has
+    a message twice or in several rows, or there would be too many ranges.
     """
     counts = [len(seqs) for seqs, _ in objects]
     seqs = np.concatenate([seqs for seqs, _ in objects])
@@ -85,6 +85,6 @@ def _first_copies(objects: Sequence[Identities]) -> list[list[Range] | None] | N
 
 
 def _ranges(seqs: Any, kept: Any) -> list[Range]:
-    """The runs of kept sequences among an object's own, which are sorted."""
+    """Return the runs of `kept` sequences; `seqs` is sorted."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).astype(np.int8)))
     return [(int(seqs[start]), int(seqs[end - 1])) for start, end in zip(edges[::2], edges[1::2], strict=True)]

@@ -1,4 +1,4 @@
-"""Which part of an archive is asked for: the arguments `start`, `end` and `keys` of Python functions, checked."""
+"""Validate the arguments `start`, `end` and `keys` that select a part of an archive."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jetcapture_py.config.units import parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 
 Moment = datetime | date | str
-"""A datetime with a time zone, a date, or text: as `jetcapture_py.config.units.parse_time` reads it."""
+"""A datetime with a time zone, a date, or text; see `jetcapture_py.config.units.parse_time`."""
 Keys = Iterable[str | None] | str
-"""Keys, or one of them; None among them stands for messages without a key."""
+"""One key or several; None is for messages without a key."""
 
 
 class Part(NamedTuple):
-    """From `start` on, before `end`, of these `keys`; None for no bound, and for all keys.
+    """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit.
 
-    `event_start` and `event_end` are bounds of the time that buckets are made of.
+    `event_start` and `event_end` limit the time that buckets are made of.
     """
 
     start: datetime | None
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         event_start: Moment | None = None,
         event_end: Moment | None = None,
     ) -> Part:
-        """The part that these mean. Raises JetcaptureError, one line, when that is unclear."""
+        """Validate the arguments. Raises JetcaptureError."""
         return cls(
             _moment("start", start),
             _moment("end", end),

@@ -1,7 +1,7 @@
-"""Object storage in Spark's words: which name, packages and settings Hadoop has for a `store.url` and its options.
+"""Translate a `store.url` and its options to Hadoop's URL, packages and settings.
 
-The settings go to each reader and writer (`Place.settings`) and never into the session's configuration, so a secret
-in them is on no command line, in no event log and on no page of Spark's.
+The settings go to each reader and writer (`Place.settings`) and never into the session's configuration, so secrets in
+them do not appear on command lines, in event logs or in Spark's UI.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import EXTRAS, with_secrets
 from jetcapture_py.text import one_line
 
@@ -37,15 +38,15 @@ _EMULATOR = {
     "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
 }
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Where fsspec's file systems say when an object was written; the first one that is there counts."""
+"""Keys of an fsspec listing entry that may have the modification time, in order of preference."""
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A directory or a part of a bucket: `root` of the fsspec file system `fs`, and what Spark calls `spark_root`.
+    """A directory or a prefix in a bucket: `root` in the fsspec file system `fs`, `spark_root` in Spark.
 
-    `settings` are options for Spark's readers and writers; they may hold secrets. `shown` is the URL without any.
+    `settings` are options for Spark's readers and writers and may contain secrets. `shown` is the URL without secrets.
     """
 
     fs: Any = field(repr=False)
@@ -56,13 +57,11 @@ class Place:
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> Place:
-        """The place at `url`, with the options that the capture's store has. Raises JetcaptureError."""
+        """Open `url` with `store.options`. Raises JetcaptureError."""
         scheme = url.partition("://")[0]
         shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url)
         if "{key}" in url:
-            raise JetcaptureError(
-                f"{shown} is a place for every key: name one of them, with its key in place of {{key}}"
-            )
+            raise JetcaptureError(f"{shown} is a separate archive per key: replace {{key}} with one key")
         try:
             fs, path = fsspec.url_to_fs(url, **with_secrets(options))
         except ImportError as error:
@@ -77,39 +76,51 @@ class Place:
         return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
 
     def files(self, directory: str) -> dict[str, dict[str, Any]]:
-        """The files below `directory` in the order of their paths, with what the store says of each.
+        """List the files below `directory`, sorted by path, with the store's listing entries; none if it is missing.
 
-        Paths are relative to the root; there are none where there is no such directory. Raises JetcaptureError, also
-        when a part of it cannot be listed: fsspec's own way down a local directory would pass over that.
+        Paths are relative to the root. Raises JetcaptureError, also if a subdirectory cannot be listed, which fsspec's
+        own walk of local directories ignores.
         """
-        self.fs.invalidate_cache()  # the daemon and compaction go on writing
+        self.fs.invalidate_cache()  # the daemon and compaction keep writing
         top = f"{self.root}/{directory}"
         try:
             local = isinstance(self.fs, LocalFileSystem)
             found = dict(sorted(_below(top))) if local else self.fs.find(top, detail=True)
         except FileNotFoundError:
             return {}
-        except Exception as error:  # each fsspec backend has errors of its own
+        except Exception as error:  # fsspec backends raise different errors
             raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
         cut = len(self.root) + 1
         return {str(path)[cut:]: info for path, info in found.items()}
 
+    @contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Turn errors of reading the object at `path` into VanishedError or JetcaptureError."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise VanishedError(
+                f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again"
+            ) from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise JetcaptureError(f"cannot read {self.shown}/{path}: {one_line(error)}") from error
+
     def entries(self) -> list[str]:
-        """Return the names in the root; none where it cannot be listed, because they only add to an error."""
+        """List the names in the root; return none on failure, because they only supplement an error message."""
         try:
             return [str(path).rpartition("/")[2] for path in self.fs.ls(self.root, detail=False)]
-        except Exception:  # the error that this would add to says what is wrong
+        except Exception:
             return []
 
     def known_streams(self) -> str:
-        """Return the streams whose archives are here, for the end of an error that names another one."""
+        """List the archived streams as a suffix for an error about an unknown stream."""
         streams = ", ".join(sorted(entry for entry in self.entries() if not entry.startswith(("_", "."))))
         return f"; there are: {streams}" if streams else ""
 
     def require(self, spark: SparkSession) -> None:
-        """Raise, with what to do about it, when Spark has no file system for this place; before anything is listed.
+        """Raise JetcaptureError with a remedy if Spark has no file system for this place.
 
-        Only reading tells it of a Spark that is elsewhere: see `explained`.
+        With Spark Connect, that only shows on reading: see `explained`.
         """
         if is_remote():
             return
@@ -122,7 +133,7 @@ class Place:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn Spark Connect's complaint that Spark has no file system for this place into what to do about it."""
+        """Turn Spark Connect's error about a missing file system into a JetcaptureError with a remedy."""
         try:
             yield
         except PySparkException as error:
@@ -136,13 +147,13 @@ class Place:
 
 
 def modified(entry: Mapping[str, Any]) -> float | None:
-    """When a file was written, in seconds since the epoch, by its entry in a listing; None where that does not say."""
+    """Return the modification time in a listing entry, in seconds since the epoch; None without one."""
     for name in _MODIFIED:
         value = entry.get(name)
         if isinstance(value, str):
             try:
                 value = datetime.fromisoformat(value)
-            except ValueError:  # whatever this file system writes
+            except ValueError:  # not ISO 8601
                 continue
         if isinstance(value, datetime):
             return value.timestamp()
@@ -152,7 +163,7 @@ def modified(entry: Mapping[str, Any]) -> float | None:
 
 
 def _below(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files below a local directory, with their sizes in bytes and times in seconds since the epoch."""
+    """Yield the files below a local directory, with sizes in bytes and times in seconds since the epoch."""
     with os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # removed since it was listed
@@ -168,16 +179,16 @@ def _missing(scheme: str) -> str:
     if _SCHEMES.get(scheme, scheme) not in _MODULES:
         return text
     version = _hadoop_version()
-    whose = "" if version else ", with the version of Spark's Hadoop"
+    note = "" if version else ", with the version of Spark's Hadoop"
     return (
-        f"{text}; start it with --packages {_package(scheme, version or 'VERSION')}{whose}, or read without, "
-        "slower: --engine arrow (in Python engine='arrow')"
+        f"{text}; start it with --packages {_package(scheme, version or 'VERSION')}{note}, or use the slower "
+        "--engine arrow (in Python engine='arrow')"
     )
 
 
 def spark_settings(*urls: str | None) -> dict[str, str]:
-    """What a new Spark session needs to be able to read and write at these URLs: Maven packages of the version of its
-    Hadoop, and, for S3, that it looks for credentials everywhere where AWS tools do."""
+    """Return settings of a new Spark session that reads and writes these URLs: Maven packages for its Hadoop version,
+    and, for S3, AWS's default credentials chain."""
     version = _hadoop_version()
     schemes = (url.partition("://")[0] for url in urls if url is not None and "://" in url)
     wanted = dict.fromkeys(_SCHEMES.get(scheme, scheme) for scheme in schemes)
@@ -193,13 +204,13 @@ def _package(scheme: str, version: str) -> str:
 
 
 def _hadoop_version() -> str | None:
-    """The version in the name of Hadoop's own jar; None for a Spark without one."""
+    """Return the version in the name of Spark's Hadoop jar; None without one."""
     names = (path.name for path in Path(_find_spark_home(), "jars").glob("hadoop-client-api-*.jar"))
     return next((name.removeprefix("hadoop-client-api-").removesuffix(".jar") for name in names), None)
 
 
 def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> tuple[str, dict[str, str]]:
-    """The URL, and the settings for a reader or writer, by which Spark gets to what fsspec opens with `options`."""
+    """Translate a URL and fsspec's `options` to Spark's URL, and settings for a reader or writer."""
     scheme, separator, path = url.rstrip("/").partition("://")
     if not separator:
         return url, {}
@@ -210,7 +221,7 @@ def in_spark(url: str, options: Mapping[str, Any], env: Mapping[str, str] = os.e
 
 
 def _s3(options: Mapping[str, Any]) -> dict[str, str]:
-    """What s3fs is told, for S3A. Without credentials, both look for them where AWS tools do."""
+    """Translate s3fs options to S3A settings. Without credentials, both use AWS's default credentials chain."""
     client: Mapping[str, Any] = options.get("client_kwargs") or {}
     key = options.get("key") or options.get("username") or client.get("aws_access_key_id")
     secret = options.get("secret") or options.get("password") or client.get("aws_secret_access_key")
@@ -239,7 +250,7 @@ def _s3(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """What adlfs is told, for ABFS, whose URLs name the account and whose settings are the account's."""
+    """Translate a URL and adlfs options to ABFS, where URLs and names of settings contain the account."""
 
     def given(name: str) -> str | None:
         return options.get(name) or env.get(f"AZURE_STORAGE_{name.upper()}") or None
@@ -258,7 +269,7 @@ def _azure(url: str, options: Mapping[str, Any], env: Mapping[str, str]) -> tupl
     settings = {f"fs.azure.{name}.{host}": value for name, value in found.items()}
     scheme = "abfss"
     endpoint = urlsplit(parts.get("BlobEndpoint", ""))
-    if endpoint.port is not None:  # Azurite: no host of its own for the account, and no second protocol
+    if endpoint.port is not None:  # Azurite: no host per account, and only the blob protocol
         settings |= _EMULATOR | {"fs.azure.abfs.endpoint": f"{endpoint.hostname}:{endpoint.port}"}
         scheme = "abfs" if endpoint.scheme == "http" else scheme
     return f"{scheme}://{container}@{host}/{path}".rstrip("/"), settings

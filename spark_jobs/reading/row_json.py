@@ -1,15 +1,15 @@
-"""Rows and nested values as JSON: the same text from every job and from the data source's writer.
+"""Encode rows and nested values as JSON, with the same result in every job and in the data source's writer.
 
-- Timestamps are RFC 3339 in UTC with all six digits of the microsecond, whatever the session's time zone is; a
-  timestamp without a zone stays without one.
-- JSON has no NaN and no infinities. They are the strings "NaN", "Infinity" and "-Infinity", as Spark and Protobuf write
-  them, so that they can be told from null.
-- Nulls are kept, in rows and in structs. Decimals are numbers with every digit, binary is base64, a Variant is the JSON
-  that it holds, and an interval is its SQL literal.
-- A map's key is the text that it would be as a value, without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
+- Timestamps are RFC 3339 in UTC with six fractional digits, regardless of the session's time zone; timestamps without a
+  zone are written without one.
+- NaN and infinities are the strings "NaN", "Infinity" and "-Infinity", as in Spark and Protobuf, to distinguish them
+  from null.
+- Nulls are kept, in rows and in structs. Decimals are numbers with all digits, binary is base64, a Variant is its JSON,
+  and an interval is its SQL literal.
+- A map's key is the value's text without quotes: `{"2026-05-01T12:00:00.123456Z": 1}`.
 
-`json_of` and `row_of` are columns, computed by Spark. A data source's writer gets Arrow batches and has no access to
-Spark's expressions: `encode_rows` does the same there.
+`json_of` and `row_of` return Spark columns. A data source's writer gets Arrow batches and cannot use Spark's
+expressions: `encode_rows` does the same there.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _NESTED = (st.StructType, st.ArrayType, st.MapType, st.VariantType)
 _TEXT = (st.StringType, st.VarcharType, st.CharType)
 _LONGEST_SHOWN = 300
 _VARIANT_DIGITS = 60
-"""More than a decimal of a Variant has."""
+"""More digits than a Variant's decimal has."""
 _INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def is_nested(kind: st.DataType) -> bool:
-    """Whether a value of this type has no text of its own but its JSON."""
+    """Whether the text of a value of this type is its JSON."""
     return isinstance(kind, _NESTED)
 
 
 def row_of(fields: Sequence[tuple[str, Column, st.DataType]]) -> Column:
-    """A row as a JSON object of these fields: name, value, and the value's type.
+    """Return a JSON object of these fields: name, value and the value's type.
 
-    Raises JetcaptureError when two fields have the same name.
+    Raises JetcaptureError if two fields have the same name.
     """
     check_names((name for name, _, _ in fields), "columns")
     for name, _, kind in fields:
@@ -63,13 +63,13 @@ def row_of(fields: Sequence[tuple[str, Column, st.DataType]]) -> Column:
 
 
 def json_of(value: Column, kind: st.DataType) -> Column:
-    """A value as JSON; `is_nested(kind)`. Null stays null."""
+    """Return a value as JSON; requires `is_nested(kind)`. Null stays null."""
     _check_fields("", kind)
     return sf.to_json(_with_text_keys(value, kind), _OPTIONS)
 
 
 def text_of(value: Column, kind: st.DataType) -> Column:
-    """A value as text: what it would be in JSON, without quotes. A string is itself."""
+    """Return a value as text: a string unchanged, other values as in JSON, without quotes."""
     if isinstance(kind, _TEXT):
         return value
     if is_nested(kind):
@@ -79,11 +79,11 @@ def text_of(value: Column, kind: st.DataType) -> Column:
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """Raise JetcaptureError when a name is there twice: a JSON object must not repeat a key."""
+    """Raise JetcaptureError if a name occurs twice: a JSON object must not repeat a key."""
     known: set[str] = set()
     for name in names:
         if name in known:
-            raise JetcaptureError(f"two {what} are called {name}: a JSON object has each name once; rename one with AS")
+            raise JetcaptureError(f"two {what} are called {name}: names in JSON must be unique; rename one with AS")
         known.add(name)
 
 
@@ -95,7 +95,7 @@ def _check_fields(name: str, kind: st.DataType) -> None:
 
 
 def inner_types(kind: st.DataType) -> list[st.DataType]:
-    """The types directly inside of a struct, a list or a map."""
+    """Return the types directly inside a struct, list or map."""
     if isinstance(kind, st.StructType):
         return [field.dataType for field in kind]
     if isinstance(kind, st.MapType):
@@ -104,7 +104,7 @@ def inner_types(kind: st.DataType) -> list[st.DataType]:
 
 
 def _with_text_keys(value: Column, kind: st.DataType) -> Column:
-    """The value with text for the keys of its maps: Spark would print how it stores them, days and addresses even."""
+    """Convert the keys of maps to text: Spark would print their internal values, such as days or even addresses."""
     if not _has_other_keys(kind):
         return value
     if isinstance(kind, st.MapType):
@@ -125,20 +125,20 @@ def _has_other_keys(kind: st.DataType) -> bool:
 
 
 def encode_rows(columns: Sequence[pa.Array], schema: st.StructType) -> pa.BinaryArray:
-    """Each row as a JSON object. `columns` are as Spark hands those of `schema` to Python, all of one length."""
+    """Encode each row as a JSON object. `columns` are Spark's Arrow columns of `schema`, all of the same length."""
     names = schema.fieldNames()
     values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
     return pa.array([_encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
 
 
 def shorten(row: str | bytes) -> str:
-    """The JSON of a row for a message: not long."""
+    """Shorten a row's JSON for an error message."""
     text = row if isinstance(row, str) else row.decode()
     return f"{text[:_LONGEST_SHOWN]}{'…' if len(text) > _LONGEST_SHOWN else ''}"
 
 
 def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
-    """The values as msgspec encodes them."""
+    """Convert to Python values that msgspec encodes."""
     found: list[Any]
     if isinstance(kind, st.VariantType):
         parts = (array.field(name).to_pylist() for name in ("value", "metadata"))
@@ -165,14 +165,14 @@ def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
 
 
 def _scalars(array: pa.Array, kind: st.DataType) -> pa.Array:
-    """The values as an array of what JSON has, as far as Arrow can make it."""
+    """Convert scalars to types that JSON has, as far as Arrow can."""
     if isinstance(kind, st.TimestampType):
         return rfc3339(array)
     if isinstance(kind, st.TimestampNTZType):
         return _iso(array)
     if isinstance(kind, st.DayTimeIntervalType):
         return array.cast(pa.int64())
-    if isinstance(kind, (st.DateType, st.FloatType)):  # a float has the fewest digits that tell it from others
+    if isinstance(kind, (st.DateType, st.FloatType)):  # the shortest text of a float, not that of its double
         return array.cast(pa.string())
     if isinstance(kind, st.TimeType):
         return pc.replace_substring_regex(array.cast(pa.time64("ns")).cast(pa.string()), r"\.?0+$", "")
@@ -180,7 +180,7 @@ def _scalars(array: pa.Array, kind: st.DataType) -> pa.Array:
 
 
 def _variant(value: bytes, metadata: bytes) -> Any:
-    """What a Variant holds. PySpark's own `toJson` cuts long decimals, and prints NaN, which is no JSON."""
+    """Decode a Variant. PySpark's `toJson` truncates long decimals and prints NaN, which is invalid JSON."""
     with localcontext(prec=_VARIANT_DIGITS):
         return _printable(VariantVal(value, metadata).toPython())
 
@@ -199,14 +199,14 @@ def _printable(value: Any) -> Any:
 
 
 def _finite(value: float | None) -> float | str | None:
-    """The number, or the text that stands for what is none in JSON."""
+    """Return the number, or text for a value that JSON numbers cannot have."""
     if value is None or isfinite(value):
         return value
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _texts(keys: pa.Array, kind: st.DataType) -> list[str]:
-    """The keys of maps as text."""
+    """Return maps' keys as text."""
     values = _values(keys, kind)
     if isinstance(kind, _TEXT):
         return values
@@ -215,7 +215,7 @@ def _texts(keys: pa.Array, kind: st.DataType) -> list[str]:
 
 
 def rfc3339(timestamps: pa.Array) -> pa.StringArray:
-    """Timestamps with a zone, or microseconds since the epoch, as RFC 3339 in UTC, to the microsecond."""
+    """Format timestamps with a zone, or microseconds since the epoch, as RFC 3339 in UTC with microseconds."""
     return pc.binary_join_element_wise(_iso(timestamps), "Z", "")
 
 
@@ -229,7 +229,7 @@ def _micros(timestamps: pa.Array) -> pa.Array:
 
 
 def _interval(micros: int, kind: st.DayTimeIntervalType) -> str:
-    """As Spark prints it: INTERVAL '1 02:03:04.5' DAY TO SECOND."""
+    """Format an interval as Spark does: INTERVAL '1 02:03:04.5' DAY TO SECOND."""
     text, rest = "", abs(micros)
     for field in range(kind.startField, kind.endField + 1):
         name, size = _INTERVAL[field]

@@ -45,6 +45,11 @@ TRUSTED = timedelta(seconds=10)
 """Age of a plan from which a scan of a list counts its objects."""
 
 _FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
+_BLOCK = "_nats_block"
+_LEAST_SHIFT = 6
+"""A block of sequences has at least 64 of them, as a power of two."""
+_BLOCKS = 65_536
+"""Rows of a table of ranges; more blocks than these become longer blocks."""
 _COUNTED_BY_A_TASK = 4096
 """Local objects whose status one task looks up, in some hundredths of a second."""
 _STATUS = "path string, modificationTime timestamp, length long, content binary"
@@ -100,11 +105,11 @@ class Scans:
         paths = [path[len(self.directory) + 1 :] for path in self._paths]
         total = sum(crc32(path.encode()) for path in paths)
         found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
-        count = sf.count(sf.lit(1))
-        unchanged = (count == len(paths)) & (sf.sum("crc") == total)
+        present = sf.count(sf.lit(1))
+        unchanged = (present == len(paths)) & (sf.sum("crc") == total)
         changed = sf.concat(
             sf.lit(f"{self.place.shown} has changed: this was planned from {len(paths)} objects, of which it finds "),
-            count.cast("string"),
+            present.cast("string"),
             sf.lit("; the others were compacted or removed since: read it again"),
         )
         complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
@@ -229,11 +234,25 @@ def _alternatives(texts: list[str]) -> str:
 
 
 def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
-    """The rows of `frame` that are of the part of their object that is to be read. As a join with a table of the parts:
-    looking them up takes as long among many as among a few, where a filter that lists them takes longer with each."""
-    rows = [(name.path.rpartition("/")[2], first, last) for name, ranges in parts.items() for first, last in ranges]
-    columns = dict(zip((_RANGES_FILE, _FIRST, _LAST), map(list, zip(*rows, strict=True)), strict=True))
-    ranges = frame.sparkSession.createDataFrame(pa.table(columns))
+    """Keep the rows of each object that lie in its ranges, by a join with a table of the ranges.
+
+    A filter that lists ranges takes longer with each of them. The join's key is a block of sequences, because Spark
+    looks up a number faster than a name; few ranges share a block, so few names are compared.
+    """
+    ranges = [(name.path.rpartition("/")[2], first, last) for name, each in parts.items() for first, last in each]
+    most, shift = max(_BLOCKS, 2 * len(ranges)), _LEAST_SHIFT
+    while sum((last >> shift) - (first >> shift) + 1 for _, first, last in ranges) > most:
+        shift += 1
+    rows = [
+        (block, name, first, last)
+        for name, first, last in ranges
+        for block in range(first >> shift, (last >> shift) + 1)
+    ]
+    columns = dict(zip((_BLOCK, _RANGES_FILE, _FIRST, _LAST), map(list, zip(*rows, strict=True)), strict=True))
+    table = frame.sparkSession.createDataFrame(pa.table(columns))
     located = frame.withColumn(_FILE, frame.metadataColumn("_metadata")["file_name"])
-    inside = sf.expr(f"{_FILE} = {_RANGES_FILE} AND {layout.SEQ} BETWEEN {_FIRST} AND {_LAST}")
-    return located.join(sf.broadcast(ranges), inside, "left_semi").drop(_FILE)
+    inside = sf.expr(
+        f"shiftright({layout.SEQ}, {shift}) = {_BLOCK} AND {layout.SEQ} BETWEEN {_FIRST} AND {_LAST} "
+        f"AND startswith({_FILE}, {_RANGES_FILE})"  # an equality would become part of the key
+    )
+    return located.join(sf.broadcast(table), inside, "left_semi").drop(_FILE)

@@ -1,1 +1,1 @@
-"""Publish archived messages again."""
+"""Republish archived messages."""

@@ -1,4 +1,4 @@
-"""The command line of `replay`: which messages, where to, and how."""
+"""Command line arguments of `replay`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _number(kind: Callable[[str], N], text: str) -> N | None:
 class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     """Publish an archive's messages, or the rows of a query, to JetStream.
 
-    The messages are those that --from, --to, --key, --filter-subject, --from-seq and --to-seq all select, or the rows
-    of --sql.
+    Publishes messages that match all of --from, --to, --key, --filter-subject, --from-seq and --to-seq, or the rows of
+    --sql.
 
     Login files are read on every executor. Secrets come from files, or from NATS_PASSWORD, NATS_TOKEN,
     NATS_NKEY_SEED, NATS_USER_JWT and NATS_USER_SEED in the environment.
@@ -69,50 +69,52 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     from_seq: Annotated[int | None, Option(metavar="N", help="First stream sequence.")] = None
     to_seq: Annotated[int | None, Option(metavar="N", help="Last stream sequence.")] = None
     quarantine: Annotated[
-        bool, Option("--quarantine", help="Messages that could not be decoded, with their raw bytes.")
+        bool, Option("--quarantine", help="Replay the quarantine: messages that could not be decoded, as raw bytes.")
     ] = False
     sql: Annotated[str, Option(metavar="SQL", help="A query over the views archive and quarantine.")] = ""
     subject: Annotated[
         str,
         Option(
             metavar="TEMPLATE",
-            help='Columns in braces, {subject[1]}, {header.NAME}: "replay.{key}". By default the original subject.',
+            help='Target subject, such as "replay.{key}"; columns, {subject[1]} and {header.NAME} are replaced. '
+            "By default the original subject.",
         ),
     ] = "{subject}"
     payload: Annotated[
-        str | None, Option(metavar="COLUMN", help="By default the message's own bytes, else the row as JSON.")
+        str | None,
+        Option(metavar="COLUMN", help="Column to publish. By default the original payload, else the row as JSON."),
     ] = None
     policy: Annotated[
-        Literal["instant", "original"], Option(help="original: with the original pauses between messages.")
+        Literal["instant", "original"], Option(help="original: keep the original pauses between messages.")
     ] = "instant"
     speed: Annotated[
         float | None, Option(metavar="X", help="With --policy original: 10 is ten times as fast."), Parsed(_positive)
     ] = None
     max_gap: Annotated[
         float | None,
-        Option(metavar="DURATION", help="With --policy original: the longest pause, as it passes now: 5s."),
+        Option(metavar="DURATION", help="With --policy original: the longest pause, after --speed: 5s."),
         Parsed(parse_duration),
     ] = None
-    rate: Annotated[float | None, Option(metavar="N", help="Most messages per second."), Parsed(_positive)] = None
+    rate: Annotated[float | None, Option(metavar="N", help="Maximum messages per second."), Parsed(_positive)] = None
     window: Annotated[
         int, Option(metavar="N", help=f"Unacknowledged messages per task. [default: {WINDOW}]"), Parsed(_count)
     ] = WINDOW
     tasks: Annotated[
         int | None, Option(metavar="N", help="Tasks that publish in parallel. By default at most 8."), Parsed(_count)
     ] = None
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published, and publish nothing.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published without publishing.")] = False
     allow_loop: Annotated[
-        bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture takes messages from.")
+        bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture consumes.")
     ] = False
     replay_id: Annotated[
-        str | None, Option(metavar="ID", help="Your own name for this replay, for message ids and provenance.")
+        str | None, Option(metavar="ID", help="Name of this replay in message ids and provenance headers.")
     ] = None
     resume: Annotated[
-        str | None, Option(metavar="ID", help="Publish what the target does not have yet of this replay.")
+        str | None, Option(metavar="ID", help="Continue this replay: publish what the target does not have yet.")
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse options that cannot be combined."""
+        """Reject options that cannot be combined."""
         super().__post_init__()
         if self.sql and (self.filters or self.from_seq or self.to_seq or self.quarantine):
             raise BadParameter("--sql cannot be combined with --filter-subject, --from-seq, --to-seq or --quarantine")
@@ -126,19 +128,19 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
 
 
 def parse(words: Sequence[str] | None) -> ReplayCommand:
-    """Return the arguments; ends the process when they are wrong."""
+    """Parse the command line; exit on wrong arguments."""
     return arguments.parse("replay", ReplayCommand, words)
 
 
 def pace_of(chosen: ReplayCommand) -> Pace | None:
-    """Return the pace that the arguments ask for."""
+    """Return the requested pace; None for no limit."""
     if chosen.policy == "original":
         return Pace(speed=chosen.speed or 1.0, max_gap=chosen.max_gap, rate=chosen.rate)
     return None if chosen.rate is None else Pace(rate=chosen.rate)
 
 
 def selected(frame: DataFrame, chosen: ReplayCommand) -> DataFrame:
-    """Return the rows with the subjects and sequences that the arguments ask for."""
+    """Filter rows by --filter-subject, --from-seq and --to-seq."""
     if chosen.filters:
         frame = frame.where(matching(sf.col(layout.SUBJECT), chosen.filters))
     if chosen.from_seq is not None:

@@ -1,4 +1,4 @@
-"""Which limits of a target stream would drop or refuse messages of a replay."""
+"""Warn about limits of a target stream that would drop or refuse replayed messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jetcapture_py.config.units import format_duration
 
 _NANOSECOND = 1_000_000_000
 MESSAGE_OVERHEAD = 40
-"""Approximate overhead in bytes that a server adds to a message."""
+"""Approximate bytes that a server adds to a stored message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """What is about to be published into a stream: messages and, about, their bytes; the largest payload and the most
-    messages of one subject; and about how many seconds it takes."""
+    """Estimated load of a replay on one stream. `size`: total bytes; `largest`: bytes of the largest payload;
+    `of_a_subject`: maximum messages on one subject; `seconds`: duration."""
 
     messages: int = 0
     size: int = 0
@@ -27,8 +27,8 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """A stream's limits, None where there is none, and what it holds; `age` in seconds. `refuses`: at its limits it
-    refuses new messages and does not remove old ones. `keeps_nothing`: for lack of a consumer."""
+    """A stream's limits, None for unlimited, and its current content; `age` in seconds. `refuses`: at a limit it
+    refuses new messages instead of removing old ones. `keeps_nothing`: interest retention without a consumer."""
 
     messages: int | None = None
     size: int | None = None
@@ -42,7 +42,7 @@ class Limits:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Limits:
-        """Read the server's description of a stream."""
+        """Parse the server's STREAM.INFO answer."""
         config, state = info["config"], info["state"]
 
         def limit(name: str) -> int | None:
@@ -64,16 +64,16 @@ class Limits:
 
     @property
     def any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Whether any limit is set."""
         limits = self.messages, self.size, self.message_size, self.of_a_subject, self.age
         return self.keeps_nothing or any(limit is not None for limit in limits)
 
     def warnings(self, incoming: Incoming) -> Iterator[str]:
-        """Yield what the stream would drop or refuse, each as a sentence without its subject."""
+        """Yield one warning per exceeded limit, to be appended to the stream's name."""
         if not incoming.messages:
             return
         if self.keeps_nothing:
-            yield "keeps nothing: it has interest retention and no consumer"
+            yield "would store nothing: it has interest retention and no consumer"
         if self.message_size is not None and incoming.largest > self.message_size:
             yield (
                 f"accepts messages of at most {self.message_size:,} bytes (max_msg_size): "
@@ -95,7 +95,7 @@ class Limits:
             yield f"keeps messages for {format_duration(self.age)} (max_age), but the replay takes about {takes}"
 
     def _exceeds(self, incoming: int, held: int, limit: int) -> bool:
-        """A stream that removes its oldest messages drops new ones only when these alone exceed the limit."""
+        """Whether new messages would be lost: a stream that removes old ones only counts the new messages."""
         return incoming + (held if self.refuses else 0) > limit
 
     def _full(self, name: str, limit: str, held: str, published: str) -> str:

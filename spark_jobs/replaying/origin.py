@@ -1,4 +1,4 @@
-"""Find where an archive comes from, by reading the footers of a few objects."""
+"""Find the stream incarnations and consumers behind an archive from a few objects' footers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.text import one_line
+from jetcapture_py.errors import VanishedError
 from spark_jobs.reading.place import Place
 from spark_jobs.replaying.target import Origin
 
@@ -21,7 +19,7 @@ _THREADS = 32
 
 
 def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: bool = False) -> Origin:
-    """Return the stream's incarnations, and the consumers that captured it. Raises JetcaptureError."""
+    """Return the stream's creation times and the consumers that captured it. Raises JetcaptureError."""
     place = Place.open(url, options)
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
     paths = map(layout.parse_path, place.files(directory))
@@ -33,9 +31,9 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     consumers: dict[str, None] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         footers = [*_footers(place, names), *threads.map(lambda name: _footer(place, name), others)]
-    for lives, consumer in footers:
-        created |= dict.fromkeys(lives)
-        consumers |= dict.fromkeys(consumer)
+    for times, captured_by in footers:
+        created |= dict.fromkeys(times)
+        consumers |= dict.fromkeys(captured_by)
     return Origin(stream=stream, created=tuple(sorted(created)), consumers=tuple(consumers))
 
 
@@ -43,9 +41,9 @@ _Footer = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[_Footer]:
-    """Return the footers of the first and the last object, and of those where a new incarnation starts.
+    """Yield footers of the first and last object, and, by bisection, of objects around each change of incarnation.
 
-    Incarnations follow one another: objects between two of the same incarnation belong to it.
+    Incarnations do not overlap: objects between two of the same incarnation belong to it as well.
     """
     if not names:
         return
@@ -62,13 +60,11 @@ def _footers(place: Place, names: Sequence[ObjectName]) -> Iterator[_Footer]:
 
 
 def _footer(place: Place, name: ObjectName) -> _Footer:
-    """When the stream was created, and the consumers; an object of a compaction may have several of each."""
+    """Return the stream's creation times and the consumers; a compacted object may have several of each."""
     try:
-        with place.fs.open(f"{place.root}/{name.path}", "rb") as file:
+        with place.reading(name.path), place.fs.open(f"{place.root}/{name.path}", "rb") as file:
             own = entries(pq.read_metadata(file).metadata)
-    except FileNotFoundError:  # a compaction has just replaced it
+    except VanishedError:  # just compacted
         own = {}
-    except (OSError, pa.ArrowException) as error:
-        raise JetcaptureError(f"cannot read {place.shown}/{name.path}: {one_line(str(error))}") from error
     created, consumers = (tuple(filter(None, own.get(name, "").split(","))) for name in ("stream_created", "consumer"))
     return created, consumers

@@ -1,4 +1,4 @@
-"""Survey a replay before publishing: how much, from when, and whether every row has a valid target."""
+"""Preview a replay before publishing: message count, time range, and whether every row has a valid target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spark_jobs.replaying.target import Stream
 from spark_jobs.replaying.task import MISSING, SEQ, STREAM, TIMESTAMP, Pace
 
 SAFE_WINDOW = 120.0
-"""Seconds; a shorter duplicate window causes a warning, because Spark may retry a lost task after minutes."""
+"""Seconds; warn about a shorter duplicate window, because Spark may retry a lost task after minutes."""
 
 _SHOWN = 5
 _SLICE = 10_000_000
@@ -33,9 +33,9 @@ _PROVENANCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """`first` and `last` are the oldest and the newest timestamp in microseconds; `size` counts the bytes of payloads
-    and `subjects` the messages of the most frequent target subjects, both only where asked for; `incoming` is what
-    streams with limits are to take."""
+    """What a replay will publish. `first` and `last` are the oldest and newest timestamp in microseconds. `size`
+    (payload bytes), `distinct` and `subjects` (most frequent target subjects, with counts) are only set with details.
+    `incoming` is the load on streams with limits."""
 
     messages: int
     first: int | None = None
@@ -46,7 +46,7 @@ class Preview:
     incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
 
     def seconds(self, pace: Pace | None) -> float:
-        """Estimate the duration of the replay in seconds."""
+        """Estimate the duration in seconds."""
         if pace is None:
             return self.messages / _FAST
         by_rate = self.messages / (pace.rate or _FAST)
@@ -56,14 +56,14 @@ class Preview:
         return max(by_rate, min((self.last - self.first) / 1e6 / pace.speed, longest))
 
     def warnings(self, pace: Pace | None) -> Iterator[str]:
-        """Yield what the streams' limits would drop or refuse, one line each."""
+        """Yield one line per stream limit that would drop or refuse messages."""
         for stream, incoming in self.incoming:
             for warning in stream.limits.warnings(replace(incoming, seconds=self.seconds(pace))):
                 yield f"stream {stream.name} {warning}"
 
 
 def is_certain(pattern: str, streams: Sequence[Stream], ingested: Mapping[str, Sequence[str]]) -> bool:
-    """Whether the patterns alone prove that every message has a stream and none is captured again."""
+    """Whether the patterns alone prove that every message has a stream and none would be captured again."""
     return any(covers(each, pattern) for stream in streams for each in stream.subjects) and not any(
         overlaps(each, pattern) for filters in ingested.values() for each in filters
     )
@@ -76,8 +76,8 @@ def take_preview(
     *,
     details: bool = False,
 ) -> Preview:
-    """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError when a row has no subject, or one that
-    cannot be published to, no stream to go to, or goes to where the archive's capture takes its messages from."""
+    """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError if a row has no subject or an invalid
+    one, if no stream takes it, or if the archive's own capture would capture it again."""
     subject = sf.col("subject")
     nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
     back = reduce(or_, (_captured(subject, stream, ingested.get(stream.name, ())) for stream in streams), sf.lit(False))  # noqa: FBT003
@@ -122,13 +122,13 @@ def _check(found: Row, ingested: Mapping[str, Sequence[str]]) -> None:
         raise JetcaptureError(f"no stream listens on {found['nowhere']}; nothing was published")
     if found["back"] is not None:
         raise JetcaptureError(
-            f"this archive's capture takes {found['back']} from stream {', '.join(ingested)}, and would archive "
+            f"this archive's capture consumes {found['back']} from stream {', '.join(ingested)} and would archive "
             "its own messages again; choose another --subject, or allow it with --allow-loop"
         )
 
 
 def _incoming(stream: Stream) -> Column:
-    """Aggregate what is published to a stream with limits."""
+    """Aggregate the load on a stream."""
     taken, size = matching(sf.col("subject"), stream.subjects), sf.length("payload")
     whole = size + sf.octet_length("subject") + MESSAGE_OVERHEAD
     columns = {
@@ -149,7 +149,7 @@ def _taken(rows: ReplayRows, stream: Stream, found: Row) -> Incoming:
 
 
 def _first(condition: Column) -> Column:
-    """A subject for which the condition holds, if there is one."""
+    """Return any subject that meets the condition, else null."""
     return sf.min(sf.when(condition, sf.col("subject")))
 
 
@@ -160,7 +160,7 @@ def _captured(subject: Column, stream: Stream, filters: Sequence[str]) -> Column
 def is_recreated(rows: ReplayRows) -> bool:
     """Whether the rows span several incarnations of a stream: a later message has a lower sequence.
 
-    Slices of time are compared, and the first and the last message in each, so nothing has to be sorted.
+    Compares time slices, and the lowest and highest sequence in each, to avoid sorting.
     """
     if not rows.ordered:
         return False
@@ -177,7 +177,7 @@ def is_recreated(rows: ReplayRows) -> bool:
 
 
 def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> Iterator[str]:
-    """Yield the survey as lines of text."""
+    """Yield the preview as lines of text."""
     yield f"would replay {plural(found.messages, 'message', grouped=True)} with {found.size or 0:,} bytes"
     if found.subjects:
         shown = ", ".join(f"{subject} ({count:,})" for subject, count in found.subjects)
@@ -196,7 +196,7 @@ def _time(microseconds: int) -> str:
 
 
 def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
-    """Return a warning if a stream's duplicate window is too short for a replay of this duration, else None."""
+    """Return a warning if a duplicate window is too short for a replay of `seconds`, else None."""
     needed = max(SAFE_WINDOW, seconds)
     short = [stream for stream in streams if stream.window < needed]
     if not short:
@@ -204,5 +204,6 @@ def short_window(streams: Sequence[Stream], seconds: float) -> str | None:
     worst = min(short, key=lambda stream: stream.window)
     return (
         f"stream {worst.name} remembers message ids for only {format_duration(worst.window)} (duplicate_window); "
-        f"{format_duration(round(needed))} would be safe: messages that Spark republishes later are stored twice"
+        f"{format_duration(round(needed))} would be safe: messages that a retried task republishes later are stored "
+        "twice"
     )

@@ -1,4 +1,4 @@
-"""A progress bar for a replay, based on the target's streams, so it works wherever the tasks run."""
+"""A replay's progress bar. It reads the target streams' state, so it works wherever the tasks run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _CONNECT_TIMEOUT = 20.0
 def progress(
     login: NatsConfig, streams: Sequence[Stream], total: int, console: Console | None = None
 ) -> Iterator[None]:
-    """Show how many of `total` messages the streams have stored since they were listed, until the block ends.
+    """Show how many of `total` messages the streams have stored since they were listed.
 
-    Only on a terminal. Inaccurate when others publish, or when streams drop duplicates.
+    Only on a terminal. Inaccurate if others publish or streams drop duplicates.
     """
     console = console or Console(file=sys.stderr)
     if not console.is_terminal:
@@ -45,7 +45,7 @@ def progress(
 
 
 class _Watch(threading.Thread):
-    """Polls the streams and reports to `at`. An unreachable server is asked again later."""
+    """Polls the streams and reports to `at`; keeps polling while the server is unreachable."""
 
     def __init__(self, login: NatsConfig, streams: Sequence[Stream], at: Callable[[int], None]) -> None:
         super().__init__(name="replay progress", daemon=True)
@@ -53,13 +53,13 @@ class _Watch(threading.Thread):
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """End it and wait for that."""
+        """Stop the thread and wait for it."""
         self._ended.set()
         self.join()
 
     def run(self) -> None:
-        """The thread."""
-        with suppress(SourceError):  # those who publish will say so
+        """Poll until stopped."""
+        with suppress(SourceError):  # the publishing tasks report it
             asyncio.run(self._watch())
 
     async def _watch(self) -> None:

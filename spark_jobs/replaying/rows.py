@@ -1,4 +1,4 @@
-"""The columns that a replay publishes: target subject, payload, and the sources of message id and headers."""
+"""Compute the columns that a replay publishes: subject, payload, and the sources of message id and headers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
 from spark_jobs.replaying.task import MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
 
 _MOST_TASKS = 8
-"""A server queues 10,000 messages of a stream before it drops some; this many windows stay below that."""
+"""A server queues 10,000 messages per stream before it drops some; this many publish windows stay below that."""
 _NO_HEADERS = "cast(map() AS map<string, array<string>>)"
 ODD = "odd"
 _ROW_SHOWN = 300
-"""Characters of a row in an error."""
+"""Maximum characters of a row in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRows:
-    """`frame` has the columns that `replay_task` reads, `pattern` matches all its subjects.
+    """`frame` has the columns that `replaying.task` reads; `pattern` matches all its subjects.
 
-    `messages`: the rows have an identity, so they get message ids and provenance; `ordered`: and a timestamp, by which
-    they are ordered; `stored`: and their own payload, so what their headers hold is what NATS has taken before.
-    `apart`: several rows of a message are messages of their own, because more than the message itself is in them.
-    `examined` are the same rows for a survey: `subject`, `payload`, the timestamp, what of a subject is `missing`, and
-    how to name the row where the subject is `odd`.
+    `messages`: rows have a stream and sequence, so they get message ids and provenance. `ordered`: they also have a
+    timestamp to sort by. `stored`: the payload is the original one, so NATS has accepted these headers before.
+    `apart`: every row of a message is published, because rows contain more than the message itself.
+    `examined` has the columns for the preview: `subject`, `payload`, the timestamp, the part of the subject that is
+    `missing`, and the row's description if its subject may be invalid (`odd`).
     """
 
     frame: DataFrame
@@ -48,13 +48,13 @@ class ReplayRows:
     apart: bool
 
     def surveyed(self) -> Self:
-        """The rows without what only says what is wrong with them."""
+        """Drop the column `missing`, which the preview has checked."""
         return replace(self, frame=self.frame.drop(MISSING))
 
     def in_order(self, tasks: int | None) -> DataFrame:
-        """The rows for `tasks` tasks that work side by side: all rows of a subject in one of them, in their order.
+        """Partition the rows for `tasks` parallel tasks, each subject in one task and in order.
 
-        Rows that are ordered by nothing stay as they are.
+        Rows without a timestamp stay as they are.
         """
         if not self.ordered:
             return self.frame
@@ -67,7 +67,7 @@ class ReplayRows:
 
 
 class _Columns:
-    """The columns of a frame, found by name as Spark finds them."""
+    """Looks up a frame's columns by name with Spark's case sensitivity."""
 
     def __init__(self, frame: DataFrame) -> None:
         self.fields = list(frame.schema)
@@ -76,36 +76,36 @@ class _Columns:
         self._case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
 
     def find(self, *names: str) -> str | None:
-        """The first column there is of those called `names`."""
+        """Return the name of the first of these columns that exists; None without one."""
         found = (find(name, self.names, case_sensitive=self._case_sensitive) for name in names)
         return next(filter(None, found), None)
 
     def get(self, *names: str) -> Column | None:
-        """The same, as a column."""
+        """Like `find`, but return a column."""
         name = self.find(*names)
         return None if name is None else sf.col(quoted(name))
 
-    def existing(self, name: str, asked: str) -> str:
-        """The column `name`; raises JetcaptureError, for what was asked, when there is none."""
+    def existing(self, name: str, context: str) -> str:
+        """Find the column `name`; raise JetcaptureError, starting with `context`, if it is missing."""
         found = self.find(name)
         if found is None:
-            raise JetcaptureError(f"{asked}there is no column {name}; there are {', '.join(self.names)}")
+            raise JetcaptureError(f"{context}there is no column {name}; there are {', '.join(self.names)}")
         return found
 
 
 def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
-    """The rows of `frame`; see `replay` for `template` and `payload`. Raises JetcaptureError."""
+    """Compute the columns to publish from `frame`; `template` and `payload` as in `replay`. Raises JetcaptureError."""
     known = _Columns(frame)
     parts = _parts(template)
     name = known.find(layout.PAYLOAD, "payload") if payload is None else known.existing(payload, "")
-    own = name is not None and name == known.find(layout.PAYLOAD)
+    is_original = name is not None and name == known.find(layout.PAYLOAD)
     stream, seq, timestamp = (known.get(column) for column in layout.IDENTITY)
     messages = stream is not None and seq is not None
     subject = _Subject(known, parts, template)
     columns = {"subject": subject.value, "payload": _payload(known, name, messages)}
     headers = known.get(layout.HEADERS)
     if headers is not None:
-        # a null map costs Spark ten times what an empty one does; a message with provenance has headers anyhow
+        # Spark handles an empty map ten times faster than null; a message with provenance has headers anyway
         columns["headers"] = sf.coalesce(headers, sf.expr(_NO_HEADERS)) if messages else headers
     if stream is not None and seq is not None:
         columns |= {STREAM: stream, SEQ: seq.cast("long")}
@@ -113,7 +113,7 @@ def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
             columns[TIMESTAMP] = sf.unix_micros(timestamp.cast("timestamp"))
         if (number := known.get(layout.ROW)) is not None:
             columns[ROW] = number.cast("int")
-        if own and (raw := known.get(layout.RAW_HEADERS)) is not None:
+        if is_original and (raw := known.get(layout.RAW_HEADERS)) is not None:
             columns[RAW_HEADERS] = raw
     row = _row(known, columns)
     columns[MISSING] = subject.missing(row)
@@ -125,8 +125,8 @@ def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
         pattern=_pattern(parts),
         messages=messages,
         ordered=TIMESTAMP in columns,
-        stored=messages and own,
-        apart=ROW in columns and not (own and all(map(_is_of_the_message, parts))),
+        stored=messages and is_original,
+        apart=ROW in columns and not (is_original and all(map(_is_message_wide, parts))),
     )
 
 
@@ -135,7 +135,7 @@ def _select(frame: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
 
 
 def _row(known: _Columns, columns: Mapping[str, Column]) -> Column:
-    """What a row is called in an error."""
+    """Describe a row for an error message."""
     if STREAM in columns:
         return sf.concat(sf.lit("message "), columns[SEQ].cast("string"), sf.lit(" of stream "), columns[STREAM])
     fields = [field for field in known.fields if not is_nested(field.dataType)]
@@ -154,13 +154,13 @@ def _parts(template: str) -> tuple[TemplatePart, ...]:
     return parts
 
 
-def _is_of_the_message(part: TemplatePart) -> bool:
-    """Whether the part is the same for all rows of a message."""
+def _is_message_wide(part: TemplatePart) -> bool:
+    """Whether the part is the same in all rows of a message."""
     return part.kind != "field" or part.value in (*layout.ENVELOPE, layout.TIME, *layout.PARTITIONS)
 
 
 def _pattern(parts: tuple[TemplatePart, ...]) -> str:
-    """A pattern that all subjects match. A column may hold several tokens: all is open from the first one on."""
+    """Return a pattern that matches all subjects: `>` from the first column on, which may have several tokens."""
     text = str(parts[0].value) if parts[0].kind == "text" else ""
     if len(parts) == 1 and text:
         return text
@@ -169,16 +169,16 @@ def _pattern(parts: tuple[TemplatePart, ...]) -> str:
 
 
 class _Subject:
-    """The subjects that a template makes."""
+    """The subject column of a template."""
 
     def __init__(self, known: _Columns, parts: tuple[TemplatePart, ...], template: str) -> None:
-        self._known, self._asked = known, f"subject {template}: "
+        self._known, self._context = known, f"subject {template}: "
         self._parts = [(part_name(part), self._part(part)) for part in parts]
         self.value = reduce(lambda left, right: sf.concat(left, right), (column for _, column in self._parts))
-        """Null where a part is missing."""
+        """The subject; null if a part is null."""
 
     def missing(self, row: Column) -> Column:
-        """Which part is null in which row; null where none is."""
+        """Name the part that is null and the row; null if no part is."""
         null = (sf.when(column.isNull(), sf.lit(name)) for name, column in self._parts if name)
         part = sf.coalesce(*null, sf.lit(""))
         return sf.when(self.value.isNull(), sf.concat(part, sf.lit(" is null in "), row))
@@ -194,7 +194,7 @@ class _Subject:
         return own if part.kind == "subject" else sf.get(sf.split(own, r"\."), sf.lit(part.value))
 
     def _column(self, name: str) -> Column:
-        return sf.col(quoted(self._known.existing(name, self._asked)))
+        return sf.col(quoted(self._known.existing(name, self._context)))
 
 
 def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
@@ -214,7 +214,7 @@ def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
 
 
 def _partitions(frame: DataFrame) -> int | None:
-    """How many partitions the rows are in, where that is known without computing anything."""
+    """Return the number of partitions if it is known without running a job, else None."""
     plan = getattr(frame, "_jdf", None)
     if plan is None or "AdaptiveSparkPlan" in plan.queryExecution().executedPlan().getClass().getName():
         return None
@@ -222,7 +222,7 @@ def _partitions(frame: DataFrame) -> int | None:
 
 
 def _parallelism(frame: DataFrame) -> int:
-    """How many tasks publish side by side: as many as Spark has room for, but no more than a server copes with."""
+    """Return the number of publishing tasks: Spark's parallelism, limited to `_MOST_TASKS`."""
     session = frame.sparkSession
     if hasattr(frame, "_jdf"):
         return min(_MOST_TASKS, session.sparkContext.defaultParallelism)

@@ -1,4 +1,4 @@
-"""The target streams of a replay: whether they are suitable, and what they already hold of it."""
+"""Query the target streams of a replay: their settings, and which of its messages they already have."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NANOSECOND = 1_000_000_000
 _CONNECT_TIMEOUT = 3.0
 """Seconds to keep trying unreachable servers."""
 _TIMEOUT = 60.0
-"""Seconds without a message after which reading a stream fails: the server may look for the next one for long."""
+"""Seconds without a message after which reading a stream fails: the server may search long for the next match."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream at the target; `window` is its duplicate window in seconds, `last` its last sequence."""
+    """A target stream; `window` is its duplicate window in seconds, `last` its last sequence."""
 
     name: str
     subjects: tuple[str, ...]
@@ -45,7 +45,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The origin of an archive: its stream, the stream's creation times, and the capture's consumers."""
+    """An archive's stream, the stream's creation times, and the consumers that captured it."""
 
     stream: str
     created: tuple[str, ...] = ()
@@ -53,22 +53,22 @@ class Origin:
 
 
 class Target:
-    """Requests to the target's JetStream. Every method opens its own connection; raises SourceError."""
+    """Requests to the target's JetStream. Every method opens its own connection and raises SourceError."""
 
     def __init__(self, login: NatsConfig) -> None:
         self.login = login
         self.where = ", ".join(login.servers)
 
     def streams(self, pattern: str) -> list[Stream]:
-        """The streams that may store a subject that matches `pattern`."""
+        """List the streams with subjects that overlap `pattern`."""
         return self._run(lambda session: _streams(session.api, pattern))
 
     def ingested(self, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
-        """The streams that the archive's capture ingests, with the patterns of what it takes from them."""
+        """Return those of `streams` that the archive's capture consumes, with its filter subjects."""
         return self._run(lambda session: _ingested(session.api, streams, origin))
 
     def replayed(self, streams: Sequence[Stream], pattern: str, replay_id: str) -> pa.Table:
-        """The identities of the messages of this replay that the streams hold, in the columns of `replay_task`."""
+        """Read the identities of this replay's messages from the streams, in the columns of `replaying.task`."""
 
         async def read(session: ReadSession) -> pa.Table:
             parts = [await _replayed(session, stream, pattern, replay_id) for stream in streams]
@@ -83,13 +83,13 @@ class Target:
                 try:
                     return await work(session)
                 except (UnavailableError, ApiError) as error:
-                    raise SourceError(f"cannot list the streams at {self.where}: {error}") from error
+                    raise SourceError(f"JetStream request to {self.where} failed: {error}") from error
 
         return asyncio.run(run())
 
 
 def stream_of(info: dict[str, Any]) -> Stream:
-    """Read the server's description of a stream."""
+    """Parse the server's STREAM.INFO answer."""
     config = info["config"]
     return Stream(
         name=config["name"],
@@ -122,7 +122,7 @@ async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict
 
 
 async def _filters(api: Api, stream: str, consumer: str) -> tuple[str, ...] | None:
-    """Return the consumer's filters; None without such a consumer."""
+    """Return the consumer's filters; None if it does not exist."""
     try:
         config = (await api.request(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
     except ApiError as error:
@@ -136,7 +136,7 @@ _NOTHING = pa.schema([(STREAM, pa.string()), (SEQ, pa.int64()), (TIMESTAMP, pa.i
 
 
 async def _replayed(session: ReadSession, stream: Stream, pattern: str, replay_id: str) -> pa.Table:
-    end = (await session.state(stream.name)).last + 1  # what was stored since the streams were listed counts as well
+    end = (await session.state(stream.name)).last + 1  # includes messages stored since the streams were listed
     wanted = StreamRange(stream=stream.name, first=1, end=end, subjects=(pattern,), headers_only=True)
     parts = [_NOTHING.empty_table()]
     async with aclosing(RangeReader(session, wanted).messages()) as messages:
@@ -146,7 +146,7 @@ async def _replayed(session: ReadSession, stream: Stream, pattern: str, replay_i
 
 
 def _identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:
-    """The identities in the header blocks of messages of this replay. Provenance is written as one run of lines."""
+    """Parse identities from the header blocks of this replay's messages. Provenance headers are consecutive lines."""
     ours = f"\r\n{REPLAY}: {replay_id}\r\n".encode()
     mine = blocks.filter(pc.match_substring(blocks, ours))
     if not len(mine):

@@ -1,4 +1,4 @@
-"""The Spark task of a replay: compute message ids, provenance and pace as columns, then publish."""
+"""A replay's Spark task: compute message ids, provenance and due times as columns, then publish."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spark_jobs.publishing.publish import DUE, EXTRA, LINES, instructs, publish_
 from spark_jobs.reading.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
-"""Columns beside `subject`, `payload` and `headers`, as far as there is such a thing; timestamps in microseconds."""
+"""Optional columns besides `subject`, `payload` and `headers`; timestamps in microseconds."""
 MISSING = "missing"
-"""A column that says which part of the subject is null in which row, for rows without a subject. May be left out."""
+"""Optional column that describes, for rows without a subject, the part that is null and the row."""
 FROM_STREAM, FROM_SEQ, FROM_TIME = "Jetcapture-Stream", "Jetcapture-Sequence", "Jetcapture-Timestamp"
 FROM_ROW, REPLAY = "Jetcapture-Row", "Jetcapture-Replay"
 RESULT = "published long, duplicates long"
@@ -33,15 +33,15 @@ _Batches = Iterable[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """When rows are due: each `gap` after the one before it, which is the time between their timestamps divided by
-    `speed` (None: no time at all), at most `max_gap` seconds and at least what `rate` messages a second leave."""
+    """Gaps between rows: the difference of their timestamps divided by `speed` (None: no gap), at most `max_gap`
+    seconds, and long enough for at most `rate` messages per second."""
 
     speed: float | None = None
     max_gap: float | None = None
     rate: float | None = None
 
     def gaps(self, timestamps: Any) -> Any:
-        """The gaps in front of all timestamps but the first, in microseconds, as a float array."""
+        """Return the gap before each timestamp except the first, in microseconds, as a float array."""
         gaps = np.zeros(max(0, len(timestamps) - 1))
         if self.speed is not None:
             gaps = np.maximum(np.diff(timestamps), 0) / self.speed
@@ -52,11 +52,11 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """How the rows of a task are published.
+    """Settings of a publishing task.
 
-    `recreated`: the stream has been created more than once, and counted from 1 again each time, so that message ids
-    need the timestamp: `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: several rows of one
-    message are messages of their own. `stored` as in `Publisher.publish_batch`.
+    `recreated`: the stream was recreated and its sequences started again, so message ids include the timestamp:
+    `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: publish every row of a message, not only the first. `stored`
+    as in `Publisher.publish_batch`.
     """
 
     login: NatsConfig
@@ -68,7 +68,7 @@ class Task:
     pace: Pace | None = None
 
     def function(self) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
-        """The function for `mapInArrow`; its result has the columns of `RESULT`."""
+        """Return the function for `mapInArrow`; its result has the columns of `RESULT`."""
 
         def publish(batches: _Batches) -> Iterator[pa.RecordBatch]:
             published, duplicates = self.publish(batches)
@@ -77,13 +77,13 @@ class Task:
         return publish
 
     def publish(self, batches: _Batches) -> tuple[int, int]:
-        """Publish all rows; as `publish_batches`, whose columns this makes of those named above."""
+        """Publish all rows; return the counts of `publish_batches`."""
         prepare = _Preparation(self)
         return publish_batches(map(prepare, batches), self.login, self.window, stored=self.stored)
 
 
 class _Preparation:
-    """Makes the columns of one task's batches, one after another."""
+    """Turns one task's batches into the columns of `publish_batches`, in order."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -110,7 +110,7 @@ class _Preparation:
         return pa.RecordBatch.from_pydict(columns)
 
     def _first_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without further rows of a message: they stand next to its first one, and its payload is the same."""
+        """Keep the first row of each message: its other rows follow it and have the same payload."""
         if not batch.num_rows:
             return batch
         names = [name for name in ("subject", STREAM, SEQ, TIMESTAMP) if name in batch.schema.names]
@@ -126,7 +126,7 @@ class _Preparation:
         return batch.filter(pa.array(new))
 
     def _identity(self, given: dict[str, pa.Array], rows: int) -> dict[str, pa.Array]:
-        """Message ids and provenance."""
+        """Compute message ids and provenance headers."""
         task = self._task
         seqs = given[SEQ].cast(pa.string())
         replay = pa.repeat(pa.scalar(task.replay_id), rows)
@@ -144,7 +144,7 @@ class _Preparation:
         return found
 
     def _dues(self, timestamps: pa.Array | None, rows: int) -> pa.Array:
-        """Microseconds after the first row of the task at which each row is due."""
+        """Return when each row is due, in microseconds after the task's first row."""
         task, times = self._task, np.zeros(rows)
         if timestamps is not None:
             times = timestamps.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -160,7 +160,7 @@ class _Preparation:
 
 
 def _lines(raw: bytes) -> bytes:
-    """The lines of a header block that could not be read, without those that are taken out of any other."""
+    """Return the lines of an unparsable header block without instructions to the server and provenance."""
     first, *others = raw.split(b"\r\n")
     lines = [line for line in (*(() if first.startswith(_VERSION) else (first,)), *others) if line]
     names = (line.partition(b":")[0].decode("utf-8", "replace") for line in lines)

@@ -1,6 +1,6 @@
-"""The report's charts as shapes and labels: templates draw them, as SVG that stretches with the page.
+"""Compute the report's charts as shapes and labels, which templates draw as responsive SVG.
 
-Every chart has a title and a description, every bar a title with its figures.
+Every chart has a title and a description, every bar a tooltip with its figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_BARS = 72
 _DAY = 86_400
 _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, *(_DAY * n for n in (1, 2, 7, 14, 28, 91, 364)))
 _OUTLIERS = 0.005
-"""The share of messages, at either end of time, that may be left out of the charts to show the others."""
+"""Share of messages at either end of the time axis that charts may leave out to show the others."""
 _HEIGHT = 1000
 _WAITS: tuple[float, ...] = (0.01, 0.1, 1, 5, 15, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200)
 _WAITS += tuple(days * _DAY for days in (1, 2, 5, 10, 30, 100, 300, 1000))
@@ -42,19 +42,19 @@ class Axis:
         return cls(begin=begin, step=step, bars=(end - begin) // step + 1)
 
     def place(self, bucket: int) -> int | None:
-        """Return the bar that a bucket belongs to; None when it is left out."""
+        """Return the bar of a bucket; None if it is left out."""
         bar = (bucket - self.begin) // self.step
         return bar if 0 <= bar < self.bars else None
 
     def label(self, bar: int) -> str:
-        """Return when the bar begins."""
+        """Return the start of the bar for the axis."""
         at = self.begin + bar * self.step
         if self.step >= _DAY:
             return day(at, year=utc(self.begin).year != utc(self.begin + self.bars * self.step).year)
         return f"{day(at)} {utc(at):%H:%M}" if self.bars * self.step > _DAY else f"{utc(at):%H:%M}"
 
     def when(self, bar: int) -> str:
-        """Return the time that the bar stands for, in full."""
+        """Return the date, time and length of the bar for tooltips."""
         at = self.begin + bar * self.step
         date = day(at, year=True)
         return date if self.step == _DAY else f"{date} {utc(at):%H:%M}, {duration(self.step)}"
@@ -93,7 +93,7 @@ class Bar(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A label beside a chart: `place` is the share of the chart's width or height; `kind` is its class."""
+    """An axis label: `place` is its position as a share of the chart's width or height; `kind` is its class."""
 
     place: float
     text: str
@@ -123,10 +123,10 @@ def stacked(
     mark: Callable[[float], str],
     tone: str = "k",
 ) -> Chart:
-    """Return bars over time, made of layers, the first at the bottom: a name and a value for each bar.
+    """Return stacked bars over time. `layers`, from the bottom up, are names with one value per bar.
 
-    `unit` formats a value, `ticks` chooses the axis values for a maximum, `mark` formats these. `tone` and the layer's
-    number are the class that colors it.
+    `unit` formats a value, `ticks` chooses the axis values for a maximum, `mark` formats these. `tone` followed by the
+    layer's number is the class that colors it.
     """
     totals = [sum(values) for values in zip(*(values for _, values in layers), strict=True)]
     scale = ticks(max(totals))
@@ -152,7 +152,7 @@ def stacked(
 
 
 def waits(axis: Axis, points: Mapping[int, tuple[float, float, float]], *, title: str) -> Chart:
-    """Return for each bar the median, 95th percentile and maximum of a wait in seconds, on a logarithmic axis."""
+    """Return a chart of waits over time: median, 95th percentile and maximum in seconds, on a logarithmic axis."""
     worst = max(point[2] for point in points.values())
     least = max(min(point[0] for point in points.values()) / 4, 0.01)
     top = math.log10(max(worst, 10 * least) * 1.3)
@@ -180,7 +180,7 @@ def waits(axis: Axis, points: Mapping[int, tuple[float, float, float]], *, title
 
 
 def strip(life: IncarnationCoverage) -> Chart:
-    """Return the range of sequences as a band: full where all are stored, with a mark below every part with a hole."""
+    """Return the range of sequences as a band, filled by the share stored, with a mark below every part with a hole."""
     bars, at = [], 0
     for stored, run in groupby(life.cells):
         width = len(list(run))
@@ -239,12 +239,12 @@ def size_mark(value: float) -> str:
 
 
 def _hit(bar: int) -> Rectangle:
-    """Return the whole column of a bar, which shows the figures when pointed at."""
+    """Return the full-height area of a bar that shows its tooltip."""
     return Rectangle(bar * 10, 0, 10, _HEIGHT, "hit")
 
 
 def _shape(x: float, top: float, width: float, height: float, kind: str) -> Rectangle:
-    """Return a rectangle whose upper edge is `top` above the ground."""
+    """Return a rectangle whose upper edge is `top` above the x axis."""
     return Rectangle(x, _HEIGHT - top, width, height, kind)
 
 

@@ -1,8 +1,8 @@
-"""Find which of a stream's sequences are stored and which are not, exactly and with as little reading as possible.
+"""Find exactly which of a stream's sequences are stored, reading as little as possible.
 
-Objects whose ranges touch form a *run*. A run with as many messages as its range is long has no holes, as names and
-footers show. Only the sequences of other runs are read, and Spark finds the gaps in them. A stream that is deleted and
-created again starts at sequence 1: each of its incarnations (`IncarnationCoverage`) is examined separately.
+Overlapping objects form a *run*. By names and footers, a run with as many messages as sequences in its range has no
+holes. Only the sequences of other runs are read, and Spark finds the gaps in them. A stream that is deleted and
+recreated starts again at sequence 1: each of its incarnations (`IncarnationCoverage`) is examined separately.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AND = ","
 class Hole:
     """Sequences that are neither in the archive nor in the quarantine, `first` to `last`.
 
-    `after` and `before` are the times, in microseconds, of the messages on either side, None where unknown. `open`
-    says that it lies beyond the watermark: the messages may still arrive.
+    `after` and `before` are the times of the messages on either side in microseconds, None if unknown. `open`: it is
+    beyond the watermark, so the messages may still arrive.
     """
 
     first: int
@@ -58,12 +58,12 @@ class Hole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncarnationCoverage:
-    """One incarnation of the stream: what is stored of the sequences `first` to `last`.
+    """Coverage of the sequences `first` to `last` of one incarnation of the stream.
 
-    `created` is as the server wrote it, "" where unknown; `oldest` and `newest` are times of messages in microseconds.
-    Up to sequence `settled` nothing more will be stored, None where unknown. `holes` counts all holes and `missing`
-    their sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the largest holes, by
-    sequence. `cells` has the stored share of each range of `cell` sequences, of which the last may be shorter.
+    `created` is as sent by the server, "" if unknown; `oldest` and `newest` are message times in microseconds. Up to
+    sequence `settled` nothing more will be stored, None if unknown. `holes` counts all holes and `missing` their
+    sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the largest holes, by
+    sequence. `cells` has the stored share of each range of `cell` sequences; the last may be shorter.
     """
 
     created: str
@@ -88,7 +88,7 @@ class IncarnationCoverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """A range that begins and ends with a stored message: how many of it are stored, and the holes inside."""
+    """A range between two stored messages: number of stored messages and holes."""
 
     first: int
     last: int
@@ -111,10 +111,10 @@ def coverage(
     doubtful: Collection[ObjectName],
     mark: Watermark | None,
 ) -> tuple[list[IncarnationCoverage], int]:
-    """Return the newest incarnations of the stream, newest first, and how many older ones were not examined.
+    """Return the newest incarnations of the stream, newest first, and the number of older ones not examined.
 
-    `objects` are all objects of the stream, by first sequence. `copies` says how many messages of an object other
-    objects hold as well; it is unknown for `doubtful` ones.
+    `objects` are all objects of the stream, by first sequence. `copies` is the number of messages of an object that
+    other objects have as well, unknown for `doubtful` ones.
     """
     lives: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
@@ -122,11 +122,7 @@ def coverage(
             lives[created].append(stored)
     newest = sorted(lives, key=_moment, reverse=True)
     found = []
-    limits = [
-        _EVERY,
-        *map(_micros, newest[:-1]),
-        -_EVERY,
-    ]  # the oldest includes all earlier messages, such as of a mirror
+    limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all earlier messages, as of a mirror
     for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MOST_LIVES]:
         whole, unclear = [], []
         for run in _runs(lives[created]):
@@ -175,10 +171,10 @@ def _runs(objects: Iterable[Stored]) -> Iterator[list[Stored]]:
 def _whole(
     run: Sequence[Stored], copies: Mapping[ObjectName, int], doubtful: Collection[ObjectName]
 ) -> _Segment | None:
-    """Return the run as a range without holes; None when its rows must be read to know.
+    """Return the run as a range without holes; None if its rows must be read to know.
 
-    Counts are not enough with the quarantine, as a message may have been decoded at its next delivery, or with objects
-    of several incarnations.
+    Counts are not sufficient with the quarantine, because a message may have been decoded at its next delivery, or with
+    objects of several incarnations.
     """
     first, last = run[0].name.first_seq, max(stored.name.last_seq for stored in run)
     present = sum(stored.messages - copies.get(stored.name, 0) for stored in run)
@@ -245,9 +241,9 @@ def _read(
     chunk: int,
     settled: int | None,
 ) -> tuple[list[_Segment], list[Hole]]:
-    """Read the runs' sequences; return what is stored in each chunk of each run, and the largest holes.
+    """Read the runs' sequences; return a segment per chunk and run, and the largest holes.
 
-    A chunk ends at the watermark, so that no hole spans it.
+    Chunks also end at the watermark, so that no hole spans it.
     """
     step, at = sf.col("step"), sf.col("at")
     rows = source.rows(dict(enumerate(runs)), ["seq", "at"]).withColumns(
@@ -299,7 +295,7 @@ def _between(segments: Sequence[_Segment], settled: int | None) -> Iterator[Hole
 
 
 def _cells(segments: Sequence[_Segment], cell: int) -> list[float]:
-    """Return the stored share of each cell. A segment with holes lies within one: a cell is a number of chunks."""
+    """Return the stored share of each cell. A segment with holes never crosses cells, which consist of whole chunks."""
     origin, last = segments[0].first, segments[-1].last
     present = [0.0] * -(-(last - origin + 1) // cell)
     for segment in segments:

@@ -1,4 +1,4 @@
-"""The report's figures. As for every reader, a message counts once, regardless of its copies."""
+"""Collect the report's facts. As in every reader, a message counts once, regardless of its copies."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SECOND = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which part of the archive is described: buckets that reach into `start` to `end`, and keys; None for all.
+    """The part of the archive to describe: buckets that overlap `start` to `end`, and keys; None for all.
 
-    `complete` excludes buckets that end after the watermark's time: they may still grow.
+    `complete` excludes buckets that end after the watermark's time, which may still grow.
     """
 
     start: datetime | None = None
@@ -40,7 +40,7 @@ class Choice:
     complete: bool = False
 
     def has(self, stored: Stored, mark: Watermark | None) -> bool:
-        """Whether the object belongs to it. The quarantine is not divided by key."""
+        """Whether it includes the object. Keys do not apply to the quarantine."""
         if self.complete and (mark is None or stored.end > mark.time.timestamp()):
             return False
         if self.start is not None and stored.end <= self.start.timestamp():
@@ -52,7 +52,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Redelivered messages, and messages from outside of their bucket's time.
+    """Redelivered messages, and messages outside their bucket's time range.
 
     `late` messages reached the stream after their bucket's end, `early` ones before its start; the median, 95th
     percentile and greatest lateness are in seconds.
@@ -68,7 +68,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """A reason for `messages` in the quarantine, with the lowest sequence as example. Times are in microseconds."""
+    """Why `messages` are in quarantine, with the lowest sequence as the example. Times are in microseconds."""
 
     stage: str
     error: str
@@ -85,9 +85,9 @@ class Reason:
 class Facts:
     """The facts about one archive.
 
-    `objects` and `quarantine` are those that `choice` selects; `copies` has the number of an object's messages that
-    other objects hold as well. `lives` covers the whole stream; `older_lives` incarnations were not examined. `reasons`
-    are the most frequent ones. `others` counts objects in other formats than Parquet, which are not examined.
+    `objects` and `quarantine` are those that `choice` selects; `copies` is the number of an object's messages that
+    other objects have as well. `lives` are incarnations of the whole stream; `older_lives` more were not examined.
+    `reasons` are the most frequent ones. `others` counts objects in other formats than Parquet, which are not examined.
     """
 
     stream: str
@@ -106,20 +106,20 @@ class Facts:
     others: int = 0
 
     def messages(self, objects: Iterable[Stored]) -> int:
-        """Return how many messages these objects hold, each counted once."""
+        """Return the number of distinct messages in these objects."""
         return sum(stored.messages - self.copies.get(stored.name, 0) for stored in objects)
 
 
 def collect(
     spark: SparkSession, url: str, stream: str, choice: Choice, dedupe: Dedupe, options: Mapping[str, Any]
 ) -> Facts:
-    """Examine the archive. Raises JetcaptureError when there is none, VanishedError when it changed meanwhile."""
+    """Examine the archive. Raises JetcaptureError if there is none, VanishedError if objects disappear meanwhile."""
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     source = ReportSource.open(spark, url, stream, options)
     if choice.complete and source.mark is None:
         raise JetcaptureError(
-            f"{source.place.shown} has no watermark of stream {stream}: nothing says what is complete"
+            f"{source.place.shown} has no watermark of stream {stream}: the complete range is unknown"
         )
     every = source.objects()
     shared = _shared(every, dedupe)
@@ -127,7 +127,7 @@ def collect(
     doubtful: Collection[ObjectName] = {stored.name for group in shared for stored in group}
     if dedupe != "none":
         copies = _copies(source, shared, dedupe)
-    if dedupe == "auto":  # copies within a set were not counted per incarnation
+    if dedupe == "auto":  # copies in a set were not counted per incarnation
         mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
         doubtful = {stored.name for group in mixed for stored in group}
     lives, older = coverage(source, every, copies, doubtful, source.mark)
@@ -164,7 +164,7 @@ def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
 
 
 def _copies(source: ReportSource, shared: Sequence[Sequence[Stored]], dedupe: Dedupe) -> dict[ObjectName, int]:
-    """Return the number of copies in each set, by the set's first object."""
+    """Return the number of copies in each set, keyed by the set's first object."""
     if not shared:
         return {}
     rows = source.rows(dict(enumerate(shared)), ["seq", "at"])
@@ -221,8 +221,8 @@ def _delivery(source: ReportSource, objects: Sequence[Stored]) -> Delivery:
 
 def _reasons(source: ReportSource, quarantine: Sequence[Stored]) -> list[Reason]:
     """Return the most frequent reasons. Errors that differ only in numbers or quoted text count as one."""
-    told = ("stage", "error", "subject")
-    once = source.rows({0: quarantine}, ["seq", "at", *told]).groupBy("seq", "at")
+    texts = ("stage", "error", "subject")
+    once = source.rows({0: quarantine}, ["seq", "at", *texts]).groupBy("seq", "at")
     alike = sf.regexp_replace(sf.regexp_replace("error", _QUOTED, '"…"'), "[0-9]+", "N")
     example = sf.struct(
         "seq",
@@ -231,7 +231,7 @@ def _reasons(source: ReportSource, quarantine: Sequence[Stored]) -> list[Reason]
         sf.substring("error", 1, LONGEST_ERROR),
     )
     found = (
-        once.agg(*(sf.coalesce(sf.min(name), sf.lit("")).alias(name) for name in told))
+        once.agg(*(sf.coalesce(sf.min(name), sf.lit("")).alias(name) for name in texts))
         .groupBy("stage", sf.substring(alike, 1, LONGEST_ERROR).alias("alike"))
         .agg(
             sf.count("*").alias("messages"),

@@ -1,4 +1,4 @@
-"""The figures and charts of the report's chapters, computed from what is known of each object. Pure."""
+"""Compute the figures and charts of the report's chapters from the facts. Pure."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from spark_jobs.reporting.text import clipped, plural, size
 SMALL = TARGET_SIZE // 8
 """Bytes below which an object is small."""
 FEW, MANY = 10, 100
-"""The number of objects below which compaction is not suggested, and above which their size is always reported."""
+"""Number of objects below which compaction is not suggested, and from which on mostly small objects are reported."""
 MOST_LAYERS = 8
-"""Keys with a color of their own in charts."""
+"""Maximum number of keys with their own color in charts."""
 
 _CLASSES = tuple(4**power for power in range(5, 16))
-"""Upper bounds of the classes of sizes, in bytes."""
+"""Upper bounds of the size classes in bytes."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What is stored under one key; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
+    """Totals of one key; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
 
     key: str | None
     messages: int
@@ -45,7 +45,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Seconds within which half, 95 % and all of some messages were stored, at most.
+    """Upper bounds in seconds within which half, 95 % and all of the messages were stored.
 
     `closed` is when the last of their objects was written, in seconds after the end of its bucket.
     """
@@ -58,7 +58,7 @@ class Wait:
 
 
 def by_key(facts: Facts) -> list[Key]:
-    """Return every key, the one with the most messages first."""
+    """Return the totals of every key, most messages first."""
     objects: dict[str | None, list[Stored]] = defaultdict(list)
     for stored in facts.objects:
         objects[stored.name.key].append(stored)
@@ -94,16 +94,16 @@ def over_time(
 
 
 def waits(objects: Iterable[Stored], by: Callable[[Stored], K | None]) -> dict[K, Wait]:
-    """Return how long messages waited until they were stored, for the objects of each value of `by` that is not None.
+    """Return how long messages waited until they were stored, grouped by `by`; objects with None are left out.
 
-    All messages of an object count with the wait of its oldest. Objects whose times are unknown are left out, and so
-    are those that compaction wrote, long after their messages were stored.
+    All messages of an object count with the wait of its oldest message. Left out are objects with unknown times, and
+    those written by compaction, long after their messages were first stored.
     """
     known: dict[K, list[Stored]] = defaultdict(list)
     for stored in objects:
         group = by(stored)
-        tells = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
-        if group is not None and tells:
+        timed = stored.oldest is not None and stored.modified is not None and stored.sealed_by != SEALED_BY
+        if group is not None and timed:
             known[group].append(stored)
     return {group: _wait(own) for group, own in known.items()}
 
@@ -117,7 +117,7 @@ def _wait(objects: Sequence[Stored]) -> Wait:
 
 
 def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
-    """Return upper bound, objects and bytes of each class of sizes, from the smallest to the largest in use."""
+    """Return upper bound, objects and bytes of each size class, from the smallest to the largest in use."""
     counts, sizes = [0] * (len(_CLASSES) + 1), [0] * (len(_CLASSES) + 1)
     for stored in objects:
         place = next((index for index, bound in enumerate(_CLASSES) if stored.size < bound), len(_CLASSES))
@@ -129,7 +129,7 @@ def size_classes(objects: Iterable[Stored]) -> list[tuple[int, int, int]]:
 
 
 def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
-    """Return objects, messages and median size for each reason why blocks were sealed, the most frequent first."""
+    """Return objects, messages and median size per seal reason, most frequent first."""
     found: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
         found[stored.sealed_by].append(stored)
@@ -141,7 +141,7 @@ def sealed(objects: Iterable[Stored]) -> list[tuple[str, int, int, float]]:
 
 
 def after_compaction(objects: Iterable[Stored]) -> int:
-    """Return about how many objects compaction would leave: it merges those of one key and bucket."""
+    """Estimate the number of objects after compaction, which merges those of one key and bucket."""
     sizes: dict[tuple[object, ...], int] = defaultdict(int)
     for stored in objects:
         sizes[stored.name.group] += stored.size
@@ -149,19 +149,19 @@ def after_compaction(objects: Iterable[Stored]) -> int:
 
 
 def worth_compacting(facts: Facts) -> bool:
-    """Whether compaction would make clearly fewer objects."""
+    """Whether compaction would reduce the number of objects by at least a fifth."""
     now = len(facts.objects)
     return now >= FEW and after_compaction(facts.objects) <= now * 0.8
 
 
 def small_for_good(facts: Facts) -> bool:
-    """Whether there are many small objects, which compaction cannot help."""
+    """Whether most of many objects are small and compaction would not help."""
     small = sum(stored.size < SMALL for stored in facts.objects)
     return len(facts.objects) >= MANY and small > len(facts.objects) / 2 and not worth_compacting(facts)
 
 
 def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
-    """Return the charts of messages and bytes by key over time, their legend, and the messages that are not in them."""
+    """Return the charts of messages and bytes by key over time, their legend, and the number of messages left out."""
     keys, objects = by_key(facts), facts.objects
     number = {each.key: min(rank, MOST_LAYERS) for rank, each in enumerate(keys)}
     names = [key_text(each.key) for each in keys[:MOST_LAYERS]] + ["all other keys"] * (len(keys) > MOST_LAYERS)
@@ -185,7 +185,7 @@ def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 
 def quarantine(facts: Facts, axis: Axis) -> dict[str, Any]:
-    """Return how many messages are in quarantine, and their chart over time."""
+    """Return the number of messages in quarantine, and their chart over time."""
     counts = over_time(axis, facts.quarantine, lambda stored: facts.messages([stored]), lambda _: 0, 1)[0]
     title = "Quarantined messages over time"
     chart = _counts(axis, [("quarantined", counts)], title, "message", "q") if any(counts) else None
@@ -193,7 +193,7 @@ def quarantine(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 
 def waiting(facts: Facts, axis: Axis) -> dict[str, Any]:
-    """Return the chart of waits over time, the waits of each day, newest first, and how many objects are left out."""
+    """Return the chart of waits over time, the waits per day, newest first, and the number of compacted objects."""
     points = waits(facts.objects, lambda stored: axis.place(stored.name.bucket))
     known = {bar: (wait.half, wait.most, wait.all) for bar, wait in points.items()}
     days = waits(facts.objects, lambda stored: stored.name.bucket // 86_400)
@@ -205,7 +205,7 @@ def waiting(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 
 def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
-    """Return how large objects are, and whether compaction is worth it."""
+    """Return object sizes, seal reasons and the benefit of compaction."""
     counts = over_time(axis, facts.objects, lambda _: 1, lambda _: 0, 1)
     return {
         "small": sum(stored.size < SMALL for stored in facts.objects),

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: a verdict, the key figures, then one chapter per question.
+"""Render the report as one self-contained HTML page: a verdict, the key figures, then one chapter per question.
 
-Everything that templates print is escaped, and characters that are not printable are made visible.
+Templates escape everything that they print, and show unprintable characters as escapes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CHAPTERS = {
     "quarantine": "Quarantine",
     "lateness": "Lateness",
     "objects": "Objects",
-    "words": "Words",
+    "words": "Glossary",
 }
 _FILTERS = (clipped, duration, moment, plural, share, size, text.day)
 
 
 class Finding(NamedTuple):
-    """Something that the reader should know; `action` says whether they should act on it. `chapter` has more."""
+    """A remark below the verdict; `action`: the reader should act on it. `chapter` has the details."""
 
     action: bool
     text: str
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether the archive needs action, its state in a sentence, and what to know about that."""
+    """Whether the archive needs action, its state in a sentence, and an explanation."""
 
     action: bool
     sentence: str
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 @cache
 def environment() -> Environment:
-    """Return the templates, which also load from a zip file."""
+    """Return the template environment; it also works from a zip file."""
     loader = PackageLoader("spark_jobs.reporting")
     found = Environment(
         loader=loader,
@@ -68,7 +68,7 @@ def _visible(value: object) -> object:
 
 
 def page(facts: Facts) -> str:
-    """Return the report."""
+    """Render the report."""
     every = [*facts.objects, *facts.quarantine]
     times = [
         (stored.oldest, stored.newest) for stored in every if stored.oldest is not None and stored.newest is not None
@@ -137,10 +137,10 @@ def verdict(facts: Facts) -> Verdict:
         more += "messages that were deleted or expired before they were captured."
         largest = max(hole.missing for life in facts.lives for hole in life.largest if not hole.open)
         if holes >= 1000 and largest * 100 < lost:
-            more += " Many small holes are what a filter leaves."
+            more += " Many small holes are typical of a filter."
         return Verdict(action=True, sentence=sentence, more=more)
     if not facts.objects and not facts.quarantine:
-        return Verdict(action=True, sentence="Nothing in this archive is in the part that was asked for.")
+        return Verdict(action=True, sentence="The selected part of this archive is empty.")
     more = ""
     if coming:
         more = f"{plural(coming, 'sequence')} beyond the watermark {'is' if coming == 1 else 'are'} not stored yet, "
@@ -154,7 +154,7 @@ def verdict(facts: Facts) -> Verdict:
 
 
 def findings(facts: Facts) -> Iterator[Finding]:
-    """Yield what else there is to know, the most important first."""
+    """Yield remarks, the most important first."""
     bad, total = facts.messages(facts.quarantine), facts.messages(facts.objects)
     if facts.others:
         said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
@@ -175,7 +175,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         said = f"{many} could be about {figures.after_compaction(facts.objects):,}: run compaction."
         yield Finding(action=True, text=said, chapter="objects")
     elif figures.small_for_good(facts):
-        said = f"Most of {many} are small, and compaction would change little."
+        said = f"Most of {many} are small, and compaction would not help much."
         yield Finding(action=False, text=said, chapter="objects")
     if copies := _copies(facts):
         said = f"{plural(copies, 'message')} stored twice. Readers return each once."
@@ -193,7 +193,7 @@ def _copies(facts: Facts) -> int:
 
 
 def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
-    """Yield the key figures: a label, a value and a remark."""
+    """Yield the key figures as label, value and remark."""
     total, bad, copies = facts.messages(facts.objects), facts.messages(facts.quarantine), _copies(facts)
     stored, kept = (sum(each.size for each in objects) for objects in (facts.objects, facts.quarantine))
     keys, count = figures.by_key(facts), len(facts.objects)
@@ -204,7 +204,7 @@ def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
     remark = f"{share(bad, bad + total)} of all; {size(kept)}" if bad else "all were decoded"
     yield "In quarantine", f"{bad:,}", remark
     counted = "not counted" if facts.dedupe == "none" else f"{copies:,}"
-    yield "Stored twice", counted, "second copies; readers skip them" if copies else ""
+    yield "Stored twice", counted, "copies, which readers skip" if copies else ""
     for life in facts.lives[:1]:
         which = "of the newest incarnation" if len(facts.lives) > 1 else "first and last stored"
         yield "Sequences", f"{life.first:,} to {life.last:,}", which

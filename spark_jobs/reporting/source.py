@@ -1,10 +1,9 @@
-"""The sources of the report's facts, cheapest first: the listing and the names, then footers, then rows."""
+"""Read the report's data, cheapest first: the listing with the names, then footers, then rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,12 +17,11 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.footer import bounds, entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.text import one_line
+from jetcapture_py.errors import JetcaptureError
 from spark_jobs.reading.place import Place, modified
 
 UNKNOWN_INTERVAL = 3600
-"""Assumed length of a bucket in seconds when no footer has it: directories are hourly."""
+"""Assumed length of a bucket in seconds if the footer lacks it: directories are hourly."""
 
 _FOOTER_THREADS = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,9 +33,9 @@ _COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "stage": (layout.STAGE, "string", pa.string()),
     "error": (layout.ERROR, "string", pa.string()),
 }
-"""Columns that rows can have, with their names and types in the archive and in Spark; `at` is in microseconds."""
-_LEAST_TASKS = 4
-_ROWS_OF_A_TASK = 1_000_000
+"""Columns of `rows`: name in the archive, Spark type, Arrow type; `at` is in microseconds."""
+_MIN_TASKS = 4
+_ROWS_PER_TASK = 1_000_000
 _BATCH = 1 << 16
 
 Batches = Iterator[pa.RecordBatch]
@@ -47,10 +45,10 @@ Batches = Iterator[pa.RecordBatch]
 class Stored:
     """One object, as described by its name, the listing and its footer.
 
-    `size` is in bytes; `modified` in seconds since the epoch, None where the store does not tell; `interval`, the
-    length of its bucket, in seconds; `oldest` and `newest`, the range of `_nats_timestamp`, in microseconds, None
-    without statistics. `created` is when the stream was created, as the server wrote it, "" where unknown.
-    `redelivered` says that some message in it may have been delivered more than once.
+    `size` is in bytes; `modified` in seconds since the epoch, None if the store does not tell; `interval` is the length
+    of its bucket in seconds; `oldest` and `newest` are the range of `_nats_timestamp` in microseconds, None without
+    statistics. `created` is the stream's creation time as sent by the server, "" if unknown. `redelivered`: messages in
+    it may have been delivered more than once.
     """
 
     name: ObjectName
@@ -72,9 +70,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSource:
-    """One stream's archive and quarantine as listed, and the watermark if there is one.
+    """The listing of one stream's archive and quarantine, and the watermark if there is one.
 
-    `entries` has what the store says of each object. `others` counts objects in other formats than Parquet.
+    `entries` has fsspec's listing entry of each object. `others` counts objects in other formats than Parquet.
     """
 
     spark: SparkSession
@@ -87,11 +85,10 @@ class ReportSource:
 
     @classmethod
     def open(cls, spark: SparkSession, url: str, stream: str, options: Mapping[str, Any]) -> ReportSource:
-        """Find the archive and list it. Raises JetcaptureError when that is not possible, or there is none."""
+        """List the archive. Raises JetcaptureError if that fails or there is none."""
         place = Place.open(url, options)
-        mark = watermark.read(
-            place.fs, place.root, stream
-        )  # before the listing, which then includes all that the watermark promises
+        # before the listing, which then includes all objects that the watermark promises
+        mark = watermark.read(place.fs, place.root, stream)
         found = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
         entries = {name: entry for name, entry in found.items() if name.parquet}
         others = len(found) - len(entries)
@@ -104,20 +101,19 @@ class ReportSource:
         return cls(spark=spark, place=place, url=url, options=options, entries=entries, others=others, mark=mark)
 
     def objects(self) -> list[Stored]:
-        """Every object of the stream and of its quarantine, by first sequence. Raises VanishedError."""
+        """Read the footers of all objects, quarantine included; return them by first sequence. Raises VanishedError."""
         with ThreadPoolExecutor(_FOOTER_THREADS) as threads:
             stored = threads.map(lambda entry: _stored(self.place, *entry), self.entries.items())
             return sorted(stored, key=lambda each: (each.name.first_seq, each.name.last_seq, each.name.path))
 
     def rows(self, parts: Mapping[int, Iterable[Stored]], columns: Sequence[str]) -> DataFrame:
-        """The rows of some objects: `columns`, and as `part` the number under which the object is in `parts`.
+        """Read `columns` of the objects in `parts`, and the object's key in `parts` as the column `part`.
 
-        Arrow reads them in Spark's workers, as it reads the footers here: two or three columns, and no need of a file
-        system of Spark's for the store.
+        Arrow reads them in Spark's workers, so Spark needs no file system for the store.
         """
         asked = [(stored.name, part) for part, objects in parts.items() for stored in objects]
         asked.sort(key=lambda each: each[0].rows, reverse=True)
-        tasks = min(len(asked), max(_LEAST_TASKS, sum(name.rows for name, _ in asked) // _ROWS_OF_A_TASK))
+        tasks = min(len(asked), max(_MIN_TASKS, sum(name.rows for name, _ in asked) // _ROWS_PER_TASK))
         table = pa.table({"path": [name.path for name, _ in asked], "part": [part for _, part in asked]})
         read = partial(_read, self.url, dict(self.options), list(columns))
         schema = ", ".join(["part long", *(f"{column} {_COLUMNS[column][1]}" for column in columns)])
@@ -130,11 +126,11 @@ def _listed(place: Place, directory: str) -> dict[ObjectName, Mapping[str, Any]]
 
 
 def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches: Batches) -> Batches:
-    """The rows of each object that `batches` names. Runs in a worker."""
+    """Read the rows of the objects that `batches` name. Runs in a worker."""
     place = Place.open(url, options)
     for batch in batches:
         for path, part in zip(batch["path"].to_pylist(), batch["part"].to_pylist(), strict=True):
-            with _reading(place, path), pq.ParquetFile(f"{place.root}/{path}", filesystem=place.fs) as file:
+            with place.reading(path), pq.ParquetFile(f"{place.root}/{path}", filesystem=place.fs) as file:
                 wanted = [_COLUMNS[column][0] for column in columns if _COLUMNS[column][0] in file.schema_arrow.names]
                 table = file.read(wanted, use_threads=False)
             arrays = {"part": pa.repeat(part, table.num_rows)}
@@ -144,18 +140,8 @@ def _read(url: str, options: Mapping[str, Any], columns: Sequence[str], batches:
             yield from pa.table(arrays).to_batches(max_chunksize=_BATCH)
 
 
-@contextmanager
-def _reading(place: Place, path: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise VanishedError(f"{place.shown}/{path} was removed while the report was generated") from error
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise JetcaptureError(f"cannot read {place.shown}/{path}: {one_line(error)}") from error
-
-
 def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
-    with _reading(place, name.path):
+    with place.reading(name.path):
         return _described(name, entry, pq.read_metadata(f"{place.root}/{name.path}", filesystem=place.fs))
 
 

@@ -49,7 +49,7 @@ def size(count: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a percentage that says 0 % and 100 % only where that is exact."""
+    """Return a percentage; 0 % and 100 % only if exact."""
     if not whole or not part:
         return "0 %"
     if part == whole:

@@ -105,7 +105,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> None:
     assert demo.code == 0, demo.output + demo.errors
     assert demo.errors == ""
-    assert f"Everything happens in {demo.directory}." in demo.output
+    assert f"All files are in {demo.directory}." in demo.output
     assert f"\n{demo.directory}/archive\n" in demo.output
     assert {path.name for path in demo.directory.iterdir()} == {"archive", "jetcapture.yaml", "logs"}
     assert list(demo.directory.parent.iterdir()) == [demo.directory]
@@ -262,4 +262,4 @@ def test_without_a_server_it_says_in_one_line_what_to_install(tmp_path: Path) ->
 
 def test_without_java_it_says_in_one_line_what_to_install(tmp_path: Path) -> None:
     line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)})
-    assert line == "jetcapture demo: Java is missing, and Spark needs it: install Java 17 (openjdk-17-jre-headless)"
+    assert line == "jetcapture demo: Spark needs Java: install Java 17 (openjdk-17-jre-headless)"

@@ -149,7 +149,7 @@ def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
     (sample,) = blocks("docs/operation.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
     assert COMPLETE.watermark is not None
-    problem = "it says that everything up to 12000 is stored, but 4101 is not"
+    problem = "it promises everything up to 12000, but 4101 is not stored"
     report = with_holes(
         replace(hole(4101, 4200), first_time=first, last_time=last),
         up_to=12_000,

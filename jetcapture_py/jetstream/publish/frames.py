@@ -1,4 +1,4 @@
-"""Messages as the bytes that NATS's protocol wants: checked, and, where there are many, built as columns."""
+"""Validate messages and encode them in NATS's protocol, singly or as columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jetcapture_py.errors import SourceError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_SUBJECT_BYTES = 3840
-"""Longest subject: a server ends the connection over a command line of more than 4096 bytes."""
+"""Maximum length of a subject: servers close the connection after a command line of more than 4096 bytes."""
 PLAIN_SUBJECT = r"^[\w-]+(\.[\w-]+)*\z"
-"""What most subjects are like: words of ASCII. Arrow and Java read it alike."""
+"""Matches most subjects: ASCII words. Arrow and Java interpret it alike."""
 Headers = Sequence[tuple[str, str]]
 
 _SLICE_ROWS = 4096
@@ -31,13 +31,13 @@ _BREAKS, _STORED_BREAKS = r"[\r\n\x00]", r"\r\n"
 
 
 def check_subject(subject: str) -> None:
-    """Raise SourceError unless one message can be published to `subject` and means just that.
+    """Raise SourceError unless a message can be published to `subject`.
 
-    Wildcards, empty tokens and white space are refused, and so are the server's own `$JS.` and `$SYS.`: a subject may
-    be made of data, and data must not be able to name an API call.
+    Wildcards, empty tokens, white space and the server's own `$JS.` and `$SYS.` are rejected: a subject may be built
+    from data, which must not be able to call the API.
     """
     if not _SUBJECT.fullmatch(subject):
-        raise SourceError(f"invalid subject {subject!r}: tokens are separated by single dots and hold no white space")
+        raise SourceError(f"invalid subject {subject!r}: expected tokens without white space, separated by single dots")
     if not {"*", ">"}.isdisjoint(subject.split(".")):
         raise SourceError(f"invalid subject {subject!r}: a message cannot be published to a wildcard")
     if subject.startswith(("$JS.", "$SYS.")):
@@ -47,7 +47,7 @@ def check_subject(subject: str) -> None:
 
 
 def unusual_subjects(subjects: pa.Array) -> list[str]:
-    """The distinct subjects that `check_subject` has to look at; the others are plain words and short."""
+    """Return the distinct subjects that need `check_subject`; all others are short and plain."""
     plain = pc.and_(
         pc.match_substring_regex(subjects, PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
     )
@@ -56,12 +56,12 @@ def unusual_subjects(subjects: pa.Array) -> list[str]:
 
 
 def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
-    """The headers as the protocol wants them, in order, repeated names included."""
+    """Encode headers in the given order, repeated names included."""
     lines = [_VERSION]
     for name, value in headers:
         _check_name(name, _HEADER_NAME)
         if not _HEADER_VALUE.fullmatch(value):
-            raise SourceError(f"invalid value of header {name}: it holds a line break or a NUL")
+            raise SourceError(f"invalid value of header {name}: it contains a line break or NUL")
         lines.append(f"{name}: {value}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode()
@@ -69,7 +69,7 @@ def header_block(headers: Iterable[tuple[str, str]]) -> bytes:
 
 def _check_name(name: str, allowed: re.Pattern[str]) -> None:
     if not allowed.fullmatch(name):
-        raise SourceError(f"invalid header name {name!r}: printable ASCII without spaces and colons is allowed")
+        raise SourceError(f"invalid header name {name!r}: expected printable ASCII without spaces and colons")
 
 
 def header_blocks(
@@ -80,14 +80,14 @@ def header_blocks(
     lines: pa.BinaryArray | None = None,
     stored: bool = False,
 ) -> pa.BinaryArray | None:
-    """The header block of every row, "" for a row without headers; None when no row has any.
+    """Encode the header block of every row, "" for a row without headers; None if no row has any.
 
-    `headers` is map<string, list<string>>; null lists and values in it are left out. `extra` gives every row one more
-    header by that name, behind the others and in place of any of that name; none where it is null. `lines` are whole
-    lines with their ends, which are not looked at; null for none.
+    `headers` is map<string, list<string>>; null lists and values in it are skipped. `extra` has more headers by name,
+    null for none; they follow the others and replace headers of that name. `lines` are raw lines with their line ends,
+    null for none; they are not validated.
 
-    `stored` allows what NATS has taken before, though one should not write it: anything but a line end, and a colon in
-    a name. Raises SourceError for what is not allowed.
+    `stored` also allows what NATS has accepted before: anything except line breaks, and colons in names. Raises
+    SourceError for invalid headers.
     """
     parts = []
     has: Any = None
@@ -115,22 +115,22 @@ def _text(text: str) -> pa.Scalar:
 
 
 def _lines(names: pa.Array | pa.Scalar, values: pa.Array) -> pa.BinaryArray:
-    """`name: value` and a line end; "" where the value is null."""
+    """Return `name: value` lines; "" for null values."""
     lines = pc.binary_join_element_wise(names, _text(": "), values.cast(pa.binary()), _text("\r\n"), _text(""))
     return pc.fill_null(lines, _text("")) if values.null_count else lines
 
 
 def _check_values(values: pa.Array, breaks: str, name: Callable[[int], str]) -> None:
-    # as binary: text from elsewhere may be no UTF-8 at all, and is none of our business here
+    # as binary: the text may not be valid UTF-8, which does not matter here
     broken = pc.fill_null(pc.match_substring_regex(values.cast(pa.binary()), breaks), False)  # noqa: FBT003
     if pc.any(broken).as_py():
         raise SourceError(
-            f"invalid value of header {name(pc.index(broken, True).as_py())}: it holds a line break or a NUL"
+            f"invalid value of header {name(pc.index(broken, True).as_py())}: it contains a line break or NUL"
         )
 
 
 def _map_lines(headers: pa.MapArray, stored: bool) -> pa.BinaryArray:
-    """The lines of every row's headers, joined."""
+    """Return the joined header lines of every row."""
     rows, names, lists = _entries(headers)
     for name in pc.unique(names).to_pylist():
         _check_name(name, _STORED_NAME if stored else _HEADER_NAME)
@@ -146,7 +146,7 @@ def _map_lines(headers: pa.MapArray, stored: bool) -> pa.BinaryArray:
 
 
 def _entries(headers: pa.MapArray) -> tuple[Any, pa.Array, pa.Array]:
-    """The row (a numpy array), the name and the list of values of every entry, in order."""
+    """Return row number (a numpy array), name and list of values of every entry, in order."""
     offsets = headers.offsets.to_numpy()
     sizes = np.diff(offsets)
     if headers.null_count:
@@ -158,13 +158,13 @@ def _entries(headers: pa.MapArray) -> tuple[Any, pa.Array, pa.Array]:
 
 
 def distinct_names(headers: pa.MapArray) -> list[str]:
-    """The names that occur in any row."""
+    """Return the distinct header names."""
     names: list[str] = pc.unique(_entries(headers)[1]).to_pylist()
     return names
 
 
 def without(headers: pa.MapArray, refused: Callable[[str], bool]) -> pa.MapArray:
-    """The headers less those with a refused name; a map that becomes empty stays a map."""
+    """Remove headers with a refused name; maps that become empty do not become null."""
     if not (names := [name for name in distinct_names(headers) if refused(name)]):
         return headers
     rows, keys, items = _entries(headers)
@@ -178,7 +178,7 @@ def without(headers: pa.MapArray, refused: Callable[[str], bool]) -> pa.MapArray
 
 
 def frame(subject: str, reply: bytes, block: bytes, payload: bytes) -> bytes:
-    """The command that publishes one message; an empty `block` means no headers."""
+    """Encode the command that publishes one message; an empty `block` means no headers."""
     if block:
         sizes = b"%d %d" % (len(block), len(block) + len(payload))
         return b"HPUB %b %b %b\r\n%b%b\r\n" % (subject.encode(), reply, sizes, block, payload)
@@ -186,7 +186,7 @@ def frame(subject: str, reply: bytes, block: bytes, payload: bytes) -> bytes:
 
 
 def frames(subjects: pa.Array, replies: pa.Array, blocks: pa.Array | None, payloads: pa.Array) -> list[bytes]:
-    """The same for binary columns without nulls, together below 2 GiB."""
+    """Like `frame`, for binary columns without nulls and less than 2 GiB in total."""
     sizes = pc.binary_length(payloads)
     space, end = _text(" "), _text("\r\n")
     plain: list[Any] = [_text("PUB "), subjects, space, replies, space, _digits(sizes), end, payloads, end]
@@ -207,7 +207,7 @@ def _digits(numbers: pa.Array) -> pa.BinaryArray:
 
 
 def byte_strings(array: pa.BinaryArray) -> list[bytes]:
-    """The elements as byte strings; several times cheaper than to_pylist."""
+    """Return the elements as byte strings; several times faster than to_pylist."""
     _, offsets, data = array.buffers()
     whole = data.to_pybytes() if data is not None else b""
     places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].tolist()
@@ -215,7 +215,7 @@ def byte_strings(array: pa.BinaryArray) -> list[bytes]:
 
 
 def slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:
-    """Start and length of parts with a bounded number of rows and, unless one row alone has more, of bytes."""
+    """Yield start and length of slices with a limited number of rows and bytes; one row may exceed the latter."""
     ends = np.cumsum(pc.fill_null(pc.binary_length(payloads), 0).to_numpy(), dtype=np.int64)
     start = 0
     while start < len(payloads):
@@ -227,13 +227,13 @@ def slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 def fitting(messages: list[bytes], room: int) -> int:
-    """How many of the first messages have together at most `room` bytes; at least one."""
+    """Return how many of the first messages fit in `room` bytes, at least one."""
     fitting = int(np.searchsorted(np.cumsum(list(map(len, messages))), room, side="right"))
     return max(1, fitting)
 
 
 def has_id(message: bytes) -> bool:
-    """Whether a frame has a message id among its headers."""
+    """Whether a frame has a message id header."""
     line, _, rest = message.partition(b"\r\n")
     if not line.startswith(b"HPUB "):
         return False

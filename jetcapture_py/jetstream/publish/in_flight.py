@@ -1,4 +1,4 @@
-"""What is under way: messages written, or waiting to be, and not acknowledged yet. In order, and without any I/O."""
+"""Unacknowledged messages, written or waiting to be written, in order. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jetcapture_py.jetstream.publish.frames import has_id
 
 
 class Refusal(NamedTuple):
-    """A message that a server did not take: how often it has not, whether that may change, and what was said."""
+    """A refused message: number of refusals, whether the error is temporary, and its text."""
 
     times: int
     temporary: bool
@@ -18,10 +18,10 @@ class Refusal(NamedTuple):
 
 
 class InFlight:
-    """Messages by the subject of their acknowledgement; `size` counts their bytes.
+    """Messages by the subject of their acknowledgement; `size` is their bytes.
 
-    `acknowledged` and `duplicates` count what was taken. A message that is refused for the time being is held back,
-    and with it everything that is not written yet, until `release`: what follows must not overtake it.
+    `acknowledged` and `duplicates` count accepted messages. A temporarily refused message is held back until `release`,
+    together with everything not written yet, which must not overtake it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class InFlight:
         self.duplicates = 0
         self.waiting_size = 0
         self._frames: dict[bytes, bytes] = {}
-        self._waiting: list[bytes] = []  # frames that are not written yet, or have to be once more
+        self._waiting: list[bytes] = []  # frames to write, for the first time or again
         self._held: set[bytes] = set()
         self._refused: dict[bytes, int] = {}
 
@@ -43,7 +43,7 @@ class InFlight:
         return bool(self._held)
 
     def add(self, replies: list[bytes], frames: list[bytes]) -> None:
-        """More messages, to be written behind all others."""
+        """Append messages."""
         size = sum(map(len, frames))
         self._frames.update(zip(replies, frames, strict=True))
         self._waiting += frames
@@ -51,7 +51,7 @@ class InFlight:
         self.waiting_size += size
 
     def take(self) -> bytes:
-        """What is to be written now."""
+        """Take the bytes to write now."""
         if self._held or not self._waiting:
             return b""
         data = b"".join(self._waiting)
@@ -60,9 +60,10 @@ class InFlight:
         return data
 
     def again(self) -> int:
-        """Nothing of it will be acknowledged any more: write all of it once more.
+        """Queue all messages to be written again, because none will be acknowledged any more.
 
-        Returns how many messages that could store twice, because they were written and have no id; then it must not be.
+        Returns the number of messages that this could store twice: written before, and without an id. If it is not 0,
+        the caller must not write.
         """
         messages = list(self._frames.items())
         written = messages[: len(messages) - len(self._waiting)]
@@ -72,14 +73,14 @@ class InFlight:
         return unsafe
 
     def release(self) -> None:
-        """Write again what was held back, in front of what follows it."""
+        """Queue held messages to be written again, before those that follow them."""
         again = [frame for reply, frame in self._frames.items() if reply in self._held]
         self._held.clear()
         self._waiting[:0] = again
         self.waiting_size += sum(map(len, again))
 
     def acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> Iterator[tuple[str, Refusal]]:
-        """Take the server's answers; gives the refusals among them, with the subjects of their messages."""
+        """Process the server's answers; yield refusals with the subjects of their messages."""
         frames = self._frames
         for subject, answer in zip(subjects, answers, strict=True):
             frame = frames.get(subject)
@@ -99,7 +100,7 @@ class InFlight:
 
 
 def _problem(data: bytes) -> tuple[bool, str] | None:
-    """Whether a refusal is temporary, and its text; None when the answer is no refusal."""
+    """Return whether a refusal is temporary, and its text; None for an acknowledgement."""
     if not data:
         return True, "no stream listens on it"
     try:

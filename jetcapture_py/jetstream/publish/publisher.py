@@ -1,14 +1,14 @@
-"""Publishes to JetStream fast, and leaves no message unaccounted for.
+"""Publish to JetStream fast, with every message acknowledged.
 
-A publish without a reply subject can be dropped silently, so every message asks for its acknowledgement. Messages are
-pipelined: up to a window of them is under way at once, commands are joined into few writes, and one wildcard
-subscription receives the acknowledgements, on a `wire.Connection` in bulk. `flush` returns when every message is
-acknowledged, or raises.
+A publish without a reply subject can be dropped silently, so every message requests an acknowledgement. Messages are
+pipelined: up to a window of them is in flight, commands are combined into few writes, and one wildcard subscription
+receives the acknowledgements, in bulk on a `wire.Connection`. `flush` returns when every message is acknowledged, or
+raises.
 
-Messages of one publisher are stored in the order of the calls, also across a reconnect: nothing is written while the
-connection is down, and then everything unacknowledged again, in order, before anything new. They change places only
-where a server refuses one for the time being, because the stream has no leader, and takes a later one that was under
-way already; or where it stores one, never says so, and loses it.
+Messages of one publisher are stored in the order of the calls, even across a reconnect: nothing is written while
+disconnected, and afterwards all unacknowledged messages are written again, in order, before new ones. There are two
+exceptions: the server temporarily refuses a message, because the stream has no leader, and accepts a later one that was
+already in flight; or it stores a message without acknowledging it, and loses it.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _KNOWN_SUBJECTS = 10_000
 class Publisher:
     """Acknowledged publishing over a connection.
 
-    For one task: calls must not overlap. At most `window` messages and `window_bytes` bytes are under way. A message
-    waits in memory until a chunk is full, the window is, or `flush` is called. One whose acknowledgement does not come
-    within `ack_timeout` seconds, or before the connection breaks, is published again when it has a `Nats-Msg-Id`, which
-    makes that safe; otherwise nobody can tell whether it was stored, and that is an error. One that no stream took is
-    published again in any case. After `patience` seconds without a single acknowledgement it is given up.
+    For a single task: calls must not overlap. At most `window` messages and `window_bytes` bytes are in flight.
+    Messages are buffered until a chunk or the window is full, or `flush` is called. A message that is not acknowledged
+    within `ack_timeout` seconds, or before the connection breaks, is published again if it has a `Nats-Msg-Id`, which
+    makes that safe; otherwise it may have been stored already, and that is an error. A message that no stream accepted
+    is always published again. Gives up after `patience` seconds without any acknowledgement.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Publisher:
 
     @property
     def published(self) -> int:
-        """Messages acknowledged."""
+        """Number of acknowledged messages."""
         return self._pending.acknowledged
 
     @property
     def duplicates(self) -> int:
-        """Those among them that the stream knew already."""
+        """Number of acknowledged messages that the stream already had."""
         return self._pending.duplicates
 
     async def __aenter__(self) -> Self:
@@ -119,7 +119,7 @@ class Publisher:
                 f"{prefix}*", cb=self._on_message, pending_msgs_limit=0, pending_bytes_limit=0
             )
         try:
-            await self._nc.flush()  # messages overtake other commands: the subscription must be there first
+            await self._nc.flush()  # messages overtake other commands: the subscription must exist first
         except (nats.errors.Error, TimeoutError) as error:
             raise SourceError("there is no connection to NATS") from error
         return self
@@ -140,7 +140,7 @@ class Publisher:
                 await self._subscription.unsubscribe()
 
     async def publish(self, subject: str, payload: bytes, headers: Headers | None = None) -> None:
-        """Publish one message; waits only while the window is full. Raises what an earlier message met."""
+        """Publish one message; wait only while the window is full. Also raises errors of earlier messages."""
         if self._error is not None:
             raise self._error
         if subject not in self._subjects:
@@ -155,7 +155,7 @@ class Publisher:
             await self._drain_to(self._window // 2, self._window_bytes // 2)
         elif self._pending.waiting_size >= _CHUNK_BYTES:
             await self._write()
-            await asyncio.sleep(0)  # a caller that never waits must not keep the acknowledgements from being read
+            await asyncio.sleep(0)  # let acknowledgements be read even if the caller never waits
 
     async def publish_batch(
         self,
@@ -168,13 +168,13 @@ class Publisher:
         lines: pa.BinaryArray | None = None,
         stored: bool = False,
     ) -> None:
-        """Publish the rows of columns, as `publish` does one message, at a fraction of its cost.
+        """Publish columns of messages, much faster than `publish`.
 
         `subjects` are strings without nulls; `payloads` binary or strings, null is empty; `headers` map<string,
         list<string>>, null for none. `ids` and the columns of `extra`, by header name, are strings, null for none; they
-        take the place of headers of that name. `lines` are further header lines as they are, each with its end, null
-        for none. `stored` allows header names and values that `publish` would refuse but NATS has taken before. Nothing
-        of the columns is published when a subject in them is invalid.
+        replace headers of that name. `lines` are further raw header lines with their line ends, null for none. `stored`
+        allows header names and values that `publish` would reject but NATS has accepted before. Nothing is published if
+        any subject is invalid.
         """
         if self._error is not None:
             raise self._error
@@ -205,7 +205,7 @@ class Publisher:
             await self._send(byte_strings(replies), frames(part, replies, blocks, bodies))
 
     async def flush(self) -> None:
-        """Return when every message so far is acknowledged; raise when one cannot be."""
+        """Wait until every message so far is acknowledged. Raises SourceError."""
         await self._drain_to(0, 0)
         if self._error is not None:
             raise self._error
@@ -220,7 +220,7 @@ class Publisher:
         raise SourceError(f"a message for {subject} has {size} bytes, the server allows {self._nc.max_payload}")
 
     async def _send(self, replies: list[bytes], messages: list[bytes]) -> None:
-        """Add as many at a time as the window has room for, and write them."""
+        """Add and write messages as the window allows."""
         position = 0
         while position < len(messages):
             spare = max(0, self._window_bytes - len(messages[position]))
@@ -236,10 +236,10 @@ class Publisher:
         await asyncio.sleep(0)  # as in `publish`
 
     async def _write(self) -> None:
-        """Hand what waits to the connection, or leave it waiting while there is none.
+        """Write waiting messages to the connection, or keep them while there is none.
 
-        The only place that goes below nats-py's public API. Commands that it buffers are sent after a reconnect
-        although others in front of them were lost with the connection; what is written here is lost as a whole.
+        The only place that bypasses nats-py's public API. After a reconnect, nats-py sends commands it has buffered
+        although earlier ones were lost with the connection; commands written here are all lost.
         """
         nc = self._nc
         transport = nc._transport
@@ -252,12 +252,13 @@ class Publisher:
             self._publish_again("before the connection broke")
         if not (data := self._pending.take()):
             return
-        with suppress(OSError, RuntimeError):  # the connection is breaking: its reader will find out
+        with suppress(OSError, RuntimeError):  # the connection is breaking: its reader will notice
             transport.write(data)
             await transport.drain()  # type: ignore[no-untyped-call]
 
     async def _drain_to(self, count: int, size: int) -> None:
-        """Write what waits, then wait until at most so much is pending; publish overdue messages again."""
+        """Write waiting messages, then wait until at most `count` messages and `size` bytes are pending; publish
+        overdue messages again."""
         self._low, self._low_bytes = count, size
         loop = asyncio.get_running_loop()
         began = overdue = loop.time()
@@ -283,7 +284,7 @@ class Publisher:
         raise self._error
 
     def _publish_again(self, when: str) -> None:
-        """Rewrite all messages in flight, in order: they will not be acknowledged any more."""
+        """Write all messages in flight again, in order, because they will not be acknowledged any more."""
         unsafe = self._pending.again()
         if unsafe:
             raise SourceError(
@@ -299,7 +300,7 @@ class Publisher:
         self._acknowledge(subjects.to_pylist(), answers.to_pylist())
 
     def _acknowledge(self, subjects: list[bytes], answers: list[bytes]) -> None:
-        """Must not raise: it is called from within the connection's reader."""
+        """Process answers. Must not raise: the connection's reader calls it."""
         loop = asyncio.get_running_loop()
         before = self.published
         for subject, refusal in self._pending.acknowledge(subjects, answers):
@@ -314,7 +315,7 @@ class Publisher:
             self._wake()
 
     def _on_denial(self, denial: Denial) -> None:
-        """What may not be published, or may not be answered, will never be acknowledged."""
+        """Fail if a publish or its acknowledgement is not permitted: it would never be acknowledged."""
         if self._error is None and not denial.subject.startswith("$js.api."):
             self._error = SourceError(f"NATS refused: {denial}")
         self._wake()

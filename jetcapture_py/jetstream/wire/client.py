@@ -1,11 +1,11 @@
-"""The fast receive path: whole MSG and HMSG frames of our own subscriptions, straight into columns.
+"""The fast receive path: MSG and HMSG frames of our own subscriptions become columns without per-message objects.
 
-nats-py builds a task's worth of objects per message. Here its connection (TLS, authentication, reconnect, PING) is
-kept and only the parser is replaced, before `connect()`: frames of registered subscriptions are taken as places in
-memory, many at once, and every other frame goes to the stock parser, whole. Where nats-py's internals are not the ones
-this was written against, `Connection._process_msg` receives the same messages through the stock parser, slower.
+nats-py creates many objects per message. This keeps its connection handling (TLS, authentication, reconnect, PING) and
+replaces only the parser, before `connect()`: frames of registered subscriptions are recorded as offsets in memory, many
+at once, and every other complete frame goes to the stock parser. If nats-py's internals differ from those expected
+here, `Connection._process_msg` receives the same messages through the stock parser, slower.
 
-Bypassed on the fast path: nats-py's statistics and its pending limits; the pulls' credit bounds what can arrive.
+The fast path bypasses nats-py's statistics and pending limits; the pulls' credit limits what can arrive.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ class Connection(Client):
             self._ps = FrameParser(self, self.inboxes)
 
     def register(self, sid: int, inbox: Inbox) -> None:
-        """From now on, messages of subscription `sid` go to `inbox`."""
+        """Deliver messages of subscription `sid` to `inbox`."""
         self.inboxes[sid] = inbox
 
     def forget(self, sid: int) -> None:
-        """No more messages of subscription `sid` are expected."""
+        """Stop delivering messages of subscription `sid`."""
         self.inboxes.pop(sid, None)
 
     async def receive_into(self, inbox: Inbox, subject: str) -> int:
-        """Subscribe, and have what comes go to `inbox`; returns the subscription's number."""
+        """Subscribe and deliver to `inbox`; return the subscription's id."""
         subscription = await self.subscribe(subject)
         self.register(subscription._id, inbox)
         self._filling[subscription._id] = subscription
         return subscription._id
 
     async def stop_receiving(self, sid: int) -> None:
-        """Unsubscribe, once; what the server has sent before still goes to the inbox until `forget`."""
+        """Unsubscribe, once; messages already sent are still delivered to the inbox until `forget`."""
         if subscription := self._filling.pop(sid, None):
             await subscription.unsubscribe()
 
     @property
     def reads(self) -> int:
-        """Times that the socket has given bytes, be it a part of a message; not counted where the parser is stock."""
+        """Number of socket reads, partial messages included; 0 with the stock parser."""
         return self._ps.reads if isinstance(self._ps, FrameParser) else 0
 
     @property
     def server_id(self) -> str:
-        """Identifies a server from its start to its end; that of the last one while disconnected."""
+        """Id of the server process; the last one's while disconnected."""
         return str(self._server_info.get("server_id", ""))
 
     def watch(self, disconnected: Hook, reconnected: Hook, closed: Hook, error: Callable[[Exception], Any]) -> None:
-        """Call these from now on; what befell the first attempts to connect was the caller's own to see."""
+        """Set the callbacks, once connected; the caller handles errors of the first attempts itself."""
         self._disconnected_cb, self._reconnected_cb = disconnected, reconnected
         self._closed_cb, self._error_cb = closed, error
 
     def _connect_command(self) -> bytes:
-        """The CONNECT line, which carries the credentials: never sent in the clear when TLS was asked for."""
+        """Return the CONNECT line with the credentials. Raises Error if TLS is required but not in use."""
         server = self._current_server
         secure = self._server_info.get("tls_required") or self.options["tls_handshake_first"]
         if self._require_tls and not secure and (server is None or server.uri.scheme != "wss"):
@@ -109,13 +109,13 @@ class Connection(Client):
             await self._transport.connect(s.uri, transport.READ, self.options["connect_timeout"])
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
-        """The answer to a request. Raises as nats-py's `request` does, and `DeniedError` at once."""
+        """Send a request; return its answer. Raises what nats-py's `request` raises, and `DeniedError` immediately."""
         return await self.denials.request(self, subject, payload, timeout)
 
     async def write(self, commands: bytes) -> None:
         """Send protocol commands, in order with all others; buffered while reconnecting.
 
-        Waits for the socket only when more than the client's pending size has piled up.
+        Waits for the socket only if more than the client's pending size is buffered.
         """
         await self._send_command(commands)
         await self._flush_pending()
@@ -140,11 +140,11 @@ PRIVATE = frozenset(
         "_transport",
     }
 )
-"""What is used here and in `jetstream.publish` of nats-py's client, and is not public."""
+"""Private attributes of nats-py's client that this package and `jetstream.publish` use."""
 
 
 def supported() -> bool:
-    """Whether nats-py is made as this and `FrameParser`, which stands in for its parser, expect."""
+    """Whether nats-py's internals are as this package expects."""
     client = Client()
     return (
         all(hasattr(client, name) for name in PRIVATE)

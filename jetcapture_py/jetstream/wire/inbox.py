@@ -1,7 +1,4 @@
-"""Messages between the socket and the first columns: places in the memory that they were received into.
-
-No Python object is made of a message, or of a part of it.
-"""
+"""Received messages as offsets into the memory they were received into, without Python objects per message."""
 
 from __future__ import annotations
 
@@ -18,26 +15,26 @@ import pyarrow.compute as pc
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 
 MESSAGE_OVERHEAD = 192
-"""Bytes that one received message costs beside its content: its control line and its row of places."""
+"""Bytes of memory per message besides its content: its control line and its row of offsets."""
 
 SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
-"""A message's row of places: subject from, to; reply from, to; headers from; payload from, to. They only grow, so a
-run of rows, one behind the other, is the offsets of an Arrow array in which every seventh element is a subject."""
+"""Columns of a message's row of offsets: subject start, end; reply start, end; headers start; payload start, end. They
+increase, so consecutive rows are the offsets of an Arrow array in which every seventh element is a subject."""
 
 
 _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
-"""What a consumer with `headers_only` adds in place of a payload that is not empty."""
+"""Header that a consumer with `headers_only` adds in place of a non-empty payload."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """Messages in one piece of memory: the rows of their places there, int32, in pieces, not necessarily in order."""
+    """Messages in one block of memory: their rows of offsets, int32, in parts, not necessarily in order."""
 
     memory: Any
     rows: list[Any]
 
     def ordered(self) -> Any:
-        """All rows, in the order of their places."""
+        """Return all rows, in the order of their offsets."""
         rows = np.concatenate(self.rows) if len(self.rows) > 1 else self.rows[0]
         return rows[np.argsort(rows[:, 0], kind="stable")] if (rows[1:, 0] < rows[:-1, 0]).any() else rows
 
@@ -64,20 +61,20 @@ class Segment:
 
 
 def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
-    """Where in a text, which is the second, each value begins, and the last one ends."""
+    """Return the offsets of an array's values, with the end of the last one, and the bytes they refer to."""
     _, offsets, data = array.buffers()
     edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     return edges, np.frombuffer(data or b"", np.uint8)
 
 
 def contents(array: pa.BinaryArray) -> bytes:
-    """All the values, one behind the other."""
+    """Return all values concatenated."""
     edges, text = text_of(array)
     return bytes(text[edges[0] : edges[-1]])
 
 
 def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
-    """What lies in a text between these places, which only grow; copies."""
+    """Copy the values between increasing `starts` and `ends` of a byte array."""
     offsets = np.empty(2 * len(starts) + 1, np.int32)
     offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
@@ -86,9 +83,9 @@ def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
 
 @dataclass(slots=True)
 class Received:
-    """Messages as they came, in parts; `size` is the bytes of headers and payloads together.
+    """Received messages; `size` is the bytes of headers and payloads.
 
-    The columns are made when they are asked for: header blocks as they came, b"" for none.
+    Columns are built on request. Header blocks are as received, b"" for none.
     """
 
     parts: list[Segment] = field(default_factory=list)
@@ -99,7 +96,7 @@ class Received:
     def of(
         cls, subjects: Sequence[bytes], replies: Sequence[bytes], headers: Sequence[bytes], payloads: Sequence[bytes]
     ) -> Received:
-        """These messages."""
+        """Build from lists."""
         received, memory = cls(), ReceiveBuffer()
         for message in zip(subjects, replies, headers, payloads, strict=True):
             received.append(memory, *message)
@@ -107,7 +104,7 @@ class Received:
 
     @property
     def memory(self) -> int:
-        """Bytes held, with what a message costs beside its content."""
+        """Bytes of memory, including the overhead per message."""
         return self.size + self.count * MESSAGE_OVERHEAD
 
     @property
@@ -119,7 +116,7 @@ class Received:
         return self.count
 
     def columns(self, *which: int) -> list[pa.BinaryArray]:
-        """`SUBJECT`, `REPLY`, `HEADERS` and `PAYLOAD`, or those that are named, in the order in which they came."""
+        """Return `SUBJECT`, `REPLY`, `HEADERS` and `PAYLOAD`, or only the columns named, in order of arrival."""
         which = which or (SUBJECT, REPLY, HEADERS, PAYLOAD)
         if not self.parts:
             return [pa.array([], pa.binary())] * len(which)
@@ -127,13 +124,13 @@ class Received:
         return found[0] if len(found) == 1 else [pa.concat_arrays(each) for each in zip(*found, strict=True)]
 
     def last_reply(self) -> bytes:
-        """The reply subject of the message that came last; there is one."""
+        """Return the reply subject of the last message received; there must be one."""
         part = self.parts[-1]
         row = part.rows[-1][-1]
         return bytes(part.memory[row[REPLY] : row[REPLY + 1]])
 
     def add(self, memory: Any, rows: Any, size: int) -> None:
-        """Append messages that lie in `memory` at the places `rows`."""
+        """Append messages at the offsets `rows` in `memory`."""
         if self.parts and self.parts[-1].memory is memory:
             self.parts[-1].rows.append(rows)
         else:
@@ -142,7 +139,7 @@ class Received:
         self.size += size
 
     def append(self, memory: ReceiveBuffer, subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> None:
-        """Append one message, copying it into `memory`, which never resizes what earlier messages are read from."""
+        """Copy one message into `memory` and append it; segments of earlier messages are never resized."""
         message = b"".join((subject, reply, headers, payload))
         memory.append(message)
         start, memory.start = memory.stop - len(message), memory.stop
@@ -151,10 +148,10 @@ class Received:
         self.add(memory.segment, rows, len(headers) + len(payload))
 
     def lacking_payload(self) -> Any:
-        """Which messages may lack their payload, as a mask in the order of `columns`; None if none does.
+        """Return a mask, in the order of `columns`, of messages that may lack their payload; None without any.
 
-        These are empty and have a header with a size, as a consumer with `headers_only` delivers them. A publisher may
-        have made them so, too.
+        They are empty and have a size header, like deliveries of a consumer with `headers_only`. They may also have
+        been published like that.
         """
         if not any(_bare(rows).any() for part in self.parts for rows in part.rows):
             return None
@@ -162,7 +159,7 @@ class Received:
         return lacking if lacking.any() else None
 
     def where(self, mask: Any) -> Received:
-        """The messages that `mask` selects, in the order of `columns`."""
+        """Select messages by a mask in the order of `columns`."""
         found, start = Received(), 0
         for part in self.parts:
             rows = part.ordered()
@@ -175,31 +172,31 @@ class Received:
             self.add(memory, rows, int((rows[:, -1] - rows[:, HEADERS]).sum()))
 
     def split(self, count: int) -> tuple[Received, Received]:
-        """The first `count` messages, and the others."""
+        """Return the first `count` messages, and the others."""
         first, others = Received(), Received()
         for part in self.parts:
             for rows in part.rows:
-                for taker, some in ((first, rows[: count - len(first)]), (others, rows[count - len(first) :])):
-                    taker._add_rows(part.memory, some)
+                for target, some in ((first, rows[: count - len(first)]), (others, rows[count - len(first) :])):
+                    target._add_rows(part.memory, some)
         return first, others
 
 
 def _bare(rows: Any) -> Any:
-    """Which messages have headers and no payload, as a mask."""
+    """Return a mask of messages with headers but no payload."""
     return (rows[:, PAYLOAD] == rows[:, -1]) & (rows[:, HEADERS] < rows[:, PAYLOAD])
 
 
 def _ignore(subject: bytes, headers: bytes) -> None:
-    """Leave a status alone."""
+    """Ignore a status."""
 
 
 class Inbox:
-    """What one or several subscriptions received and nobody took yet.
+    """Messages received by one or several subscriptions and not taken yet.
 
-    `on_data()` is called when messages have been added. `on_status(subject, header_block)` is called at once for
-    frames without a reply subject, the server's statuses; with `statuses=False` these are messages, too.
-    `total` and `total_bytes` count everything ever received, `by_sid` messages and bytes of each subscription, and
-    `largest` is the size of the largest message since the caller last set it to 0. These two are sizes as the server
+    `on_data()` is called when messages have been added. `on_status(subject, header_block)` is called immediately for
+    frames without a reply subject, which are the server's statuses; with `statuses=False` they are messages.
+    `total` and `total_bytes` count everything received, `by_sid` messages and bytes per subscription, and `largest` is
+    the size of the largest message since the caller last set it to 0. `by_sid` and `largest` are sizes as the server
     counts them against a pull's `max_bytes`: subject, reply subject, headers and payload.
     """
 
@@ -215,11 +212,11 @@ class Inbox:
         self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
     def take(self, memory: int) -> Received:
-        """What was received since the last call, in about `memory` bytes; the rest stays for the next call."""
+        """Take messages of about `memory` bytes, oldest first."""
         return self._take(self.rows.count, memory)
 
     def take_run(self, memory: int) -> Received:
-        """Like `take`, but no more than what lies in one piece of memory, which makes its columns cheaper."""
+        """Like `take`, but only from one block of memory, which makes columns cheaper."""
         parts = self.rows.parts
         return self._take(sum(map(len, parts[0].rows)) if parts else 0, memory)
 
@@ -233,7 +230,7 @@ class Inbox:
         return taken
 
     def add(self, memory: Any, rows: Any, sids: Any) -> None:
-        """Append messages of the subscriptions `sids`, small integers, one a message; see `Received.add`."""
+        """Append messages; `sids` is an array with the subscription of each. See `Received.add`."""
         sizes = rows[:, -1] - rows[:, HEADERS]
         size = int(sizes.sum())
         self.rows.add(memory, rows, size)
@@ -246,7 +243,7 @@ class Inbox:
         self.on_data()
 
     def accept(self, sid: int, subject: bytes, reply: bytes, payload: bytes, headers: bytes | None) -> None:
-        """Take one message, or one status, from the stock parser."""
+        """Receive one message or status from the stock parser."""
         if not reply and self.statuses:
             self.on_status(subject, headers or b"")
             return

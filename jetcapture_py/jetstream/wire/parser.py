@@ -1,4 +1,4 @@
-"""Finds whole MSG and HMSG frames of our own subscriptions, many at once, without making an object of each."""
+"""Find MSG and HMSG frames of our own subscriptions, many at once, without an object for each."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from jetcapture_py.log import event
 log = logging.getLogger("jetcapture.wire")
 
 MANY = 64
-"""Frames from which on it pays to look at them together..."""
+"""Minimum number of frames to parse together."""
 LARGE = 2048
-"""...and bytes of a frame from which on it does not: all of them would be looked at, and not the control line only."""
+"""Frame size in bytes from which on frames are parsed one by one: parsing together scans payloads as well."""
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
 _MOST_DIGITS_TOGETHER = 9
 
 
 def receive_failed(error: Exception) -> ProtocolError:
-    """Log the error and return what makes nats-py reconnect: anything else would end its read loop without a word."""
+    """Log the error and return one that makes nats-py reconnect: others would silently end its read loop."""
     event(log, logging.ERROR, "receive.failed", error=error)
     return ProtocolError()
 
 
 class FrameParser(Parser):
-    """Takes whole frames of registered subscriptions itself and hands the stock parser all others, one at a time.
+    """Parses frames of registered subscriptions and passes all others to the stock parser, one at a time.
 
-    What the socket gives lies in a `ReceiveBuffer`, and frames become places in it. Where many of them lie there, their
-    places are found together (`_many`), else one by one (`_few`); both find the same.
+    Received bytes are in a `ReceiveBuffer`, and messages become offsets in it. Many frames are parsed together
+    (`_many`), few one by one (`_few`), with the same result.
     """
 
     def __init__(self, nc: Client, inboxes: Mapping[int, Inbox]) -> None:
@@ -47,14 +47,14 @@ class FrameParser(Parser):
         super().__init__(nc)
 
     def reset(self) -> None:
-        """Forget what was buffered: the connection it came from is gone."""
+        """Clear the buffer after a lost connection."""
         super().reset()
         self._epoch += 1
         self._memory = ReceiveBuffer()
         self._typical = 0  # bytes of a frame
 
     async def parse(self, data: bytes | ReceiveBuffer = b"") -> None:
-        """Parse what the socket gave; bytes of an incomplete frame are kept for the next call."""
+        """Parse received bytes; keep those of an incomplete frame for the next call."""
         self.reads += 1
         if isinstance(data, ReceiveBuffer):
             self._memory = data
@@ -62,7 +62,7 @@ class FrameParser(Parser):
             self._memory.append(data)
         memory = self._memory
         if len(memory) < memory.needed:
-            return  # a large payload is still arriving: look at nothing until it is whole
+            return  # wait until a large payload is complete
         epoch = self._epoch
         while len(memory):
             try:
@@ -86,10 +86,10 @@ class FrameParser(Parser):
         except Exception as error:
             raise receive_failed(error) from error
         if self._epoch == epoch and (self.buf or self.state != AWAITING_CONTROL_LINE):
-            raise ProtocolError  # the frame was whole: what the stock parser still waits for will never come
+            raise ProtocolError  # the frame was complete: what the stock parser still waits for will never arrive
 
     def _take(self, memory: ReceiveBuffer) -> bytes:
-        """Take frames up to one that is not ours, which is returned; b"" when there is no further whole one."""
+        """Parse frames up to one that is not ours and return that; b"" if there is no further complete frame."""
         memory.needed = 0
         while True:
             if self._typical < LARGE and len(memory) >= MANY * self._typical:
@@ -99,7 +99,8 @@ class FrameParser(Parser):
                 return frame
 
     def _few(self, memory: ReceiveBuffer) -> tuple[int, bytes]:
-        """Take up to `MANY` frames one by one, up to one that is not ours: how many, and that one if it is whole."""
+        """Parse up to `MANY` frames one by one, up to one that is not ours; return their number, and that frame if it
+        is complete."""
         segment, position, stop = memory.segment, memory.start, memory.stop
         found: defaultdict[Inbox, list[tuple[int, ...]]] = defaultdict(list)
         taken, frame = 0, b""
@@ -132,11 +133,11 @@ class FrameParser(Parser):
                 memory.needed = end + 2 - position
                 break
             subject = position + len(args[0]) + 1
-            behind = subject + len(args[1])
-            reply = behind + len(args[2]) + 2
+            subject_end = subject + len(args[1])
+            reply = subject_end + len(args[2]) + 2
             reply_end = reply if bare else reply + len(args[3])
-            place = (subject, behind, reply, reply_end, start, start + headers_size, end)
-            found[self._inboxes[sid]].append((*place, sid))
+            row = (subject, subject_end, reply, reply_end, start, start + headers_size, end)
+            found[self._inboxes[sid]].append((*row, sid))
             position = end + 2
             taken += 1
         if taken:
@@ -148,17 +149,17 @@ class FrameParser(Parser):
         return taken, frame
 
     def _ours(self, text: bytes, bare: bool) -> int | None:
-        """The subscription, if it is one of ours, and a message without a reply subject is no status to it."""
+        """Parse the subscription id; None if it is not ours, or the frame is a status."""
         sid = int(text)
         inbox = self._inboxes.get(sid)
         return None if inbox is None or b"%d" % sid != text or (bare and inbox.statuses) else sid
 
     def _many(self, memory: ReceiveBuffer) -> None:
-        """Take frames, all at once, up to the first that is not whole, not ours, or out of the ordinary.
+        """Parse frames together, up to the first that is incomplete, not ours or unusual.
 
-        Wherever a line seems to start a message, it is read as if it did. A message's length leads from its line to
-        the next: as long as they follow one another without a gap from the first on, which is known to start a frame,
-        each is one, whatever the payloads hold.
+        Every line that looks like a control line is parsed as one. A message's length leads to the next control line:
+        as long as the frames follow each other without a gap from the first one, which is known to start a frame, they
+        are real, whatever payloads contain.
         """
         base = memory.start
         region = np.frombuffer(memory.segment, np.uint8, len(memory), base)
@@ -174,7 +175,7 @@ class FrameParser(Parser):
         spaces = np.flatnonzero(lines == _SPACE)
         if not len(spaces):
             return
-        first = np.arange(0, len(spaces), _WORDS)  # if each line has so many, as most often
+        first = np.arange(0, len(spaces), _WORDS)  # the usual case: `_WORDS` spaces in every line
         if len(spaces) != _WORDS * len(starts) or not (
             (spaces[first] >= edges[:-1]).all() and (spaces[first + _WORDS - 1] < edges[1:]).all()
         ):
@@ -220,9 +221,9 @@ class FrameParser(Parser):
         self._give(memory, sids[:count], bare[:count], rows)
 
     def _give(self, memory: ReceiveBuffer, sids: Any, bare: Any, rows: Any) -> None:
-        """Put messages into their inboxes, up to the first that has none, or is a status."""
+        """Deliver messages to their inboxes, up to the first without an inbox, or that is a status."""
         inboxes = list(dict.fromkeys(self._inboxes.values()))
-        numbers = np.full(max(self._inboxes, default=0) + 2, -1)  # of the inboxes; behind the last one is none
+        numbers = np.full(max(self._inboxes, default=0) + 2, -1)  # inbox number by sid; the last element is -1
         for sid, inbox in self._inboxes.items():
             numbers[sid] = inboxes.index(inbox)
         owners = numbers.take(sids, mode="clip")
@@ -248,20 +249,20 @@ _WORDS = 4
 
 
 def _places(where: Any) -> Any:
-    """Where it is true, which must be seldom."""
+    """Return the indexes of True values, which must be rare."""
     bits = np.packbits(where)
-    some = np.flatnonzero(bits != 0)  # numpy looks through truth values eight at a time, through numbers one by one
+    some = np.flatnonzero(bits != 0)  # numpy scans booleans eight at a time, but integers one by one
     found = np.flatnonzero(np.unpackbits(bits[some]).view(bool))
     return some[found >> 3] * 8 + (found & 7)
 
 
 def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
-    """The numbers between these places of a text, and which of them are canonical and short enough to be ones."""
+    """Parse decimals between these offsets; return also a mask of valid ones: canonical and not too long."""
     widths = ends - starts
     width = int(min(widths.max(initial=1), _MOST_DIGITS_TOGETHER))
     right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))
     values = np.zeros(len(starts), np.int64)
-    for place in range(width):  # from the last digit on
+    for place in range(width):  # from the last digit
         digits = text.take(ends - 1 - place, mode="clip") - np.uint8(ord("0"))
         digits *= widths > place
         right &= digits < 10
@@ -270,7 +271,7 @@ def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
 
 
 def _frame_length(line: bytes, position: int, start: int) -> int:
-    """Length in bytes of the frame whose control line is `line`; payload and its line end included."""
+    """Return the length in bytes of the frame with this control line, including the payload and its line end."""
     args: list[Any] = line.split()
     if args and args[0] in (b"MSG", b"HMSG") and args[-1].isdigit() and len(args[-1]) <= _MAX_DIGITS:
         return start - position + int(args[-1]) + 2

@@ -1,6 +1,6 @@
-"""From the socket into memory without a copy: nats-py's TCP transport, reading straight into the parser's memory.
+"""nats-py's TCP transport, but reading from the socket directly into the parser's memory.
 
-With TLS, or over a websocket, bytes come as nats-py's own transports give them, and are copied there.
+With TLS or WebSockets, bytes come from nats-py's own transports and are copied.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from urllib.parse import ParseResult
 from nats.aio.transport import TcpTransport
 
 SEGMENT = 4 << 20
-"""Bytes of a piece of memory."""
+"""Size of a block of memory in bytes."""
 ROOM = 64 << 10
-"""Bytes that there must be room for when the socket is read."""
+"""Minimum free bytes for a read from the socket."""
 READ = 1 << 20
-"""Most bytes taken at once where they are copied."""
+"""Maximum bytes per read where they are copied."""
 FLOW = 8 << 10
-"""When so many bytes have come at once, more are coming: they are waited for..."""
+"""Minimum bytes of a read that suggests that more follow, so the next read is delayed by `GATHER`."""
 GATHER = 0.005
-"""...so many seconds, because a few bytes cost nearly as much time as many. Answers to acks have to wait with them."""
+"""Seconds of delay, because small reads take nearly as long as large ones. It also delays answers to acks."""
 
 
 class ReceiveBuffer:
-    """Where the bytes of a connection are put, one behind the other: those from `start` to `stop` are not parsed yet.
+    """A connection's received bytes; those from `start` to `stop` have not been parsed yet.
 
-    What lies there is never moved but for them, at a segment's end, and never changed: others may go on using it.
-    `needed` is how many bytes the first frame has, if that is known and they have not all come.
+    At the end of a segment these are copied to a new one. Parsed bytes are never moved or changed, so others may keep
+    using them. `needed` is the size of the first frame if it is known and incomplete, else 0.
     """
 
     __slots__ = ("needed", "segment", "start", "stop")
@@ -40,7 +40,7 @@ class ReceiveBuffer:
         return self.stop - self.start
 
     def room(self, size: int) -> memoryview:
-        """Where the next bytes go, at least `size` of them; `stop` is to be moved behind them."""
+        """Return free memory for at least `size` bytes; the caller then advances `stop`."""
         if len(self.segment) - self.stop < size:
             rest = self.segment[self.start : self.stop]
             self.segment = bytearray(max(SEGMENT, self.needed, 2 * len(rest)) + size)
@@ -49,7 +49,7 @@ class ReceiveBuffer:
         return memoryview(self.segment)[self.stop :]
 
     def append(self, data: bytes) -> None:
-        """Put `data` there."""
+        """Append a copy of `data`."""
         self.room(len(data))[: len(data)] = data
         self.stop += len(data)
 
@@ -57,7 +57,7 @@ class ReceiveBuffer:
 if TYPE_CHECKING:
 
     class _Base(asyncio.StreamReader):
-        """What typeshed does not tell of its base."""
+        """Private members missing from typeshed."""
 
         _eof: bool
         _exception: Exception | None
@@ -70,7 +70,7 @@ else:
 
 
 class _Reader(_Base):
-    """A stream reader whose bytes lie in a `ReceiveBuffer`, which is what `read` gives."""
+    """A stream reader over a `ReceiveBuffer`, which `read` returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,22 +78,22 @@ class _Reader(_Base):
         self._fresh = False
 
     def received(self, size: int) -> None:
-        """So many bytes have been put into the memory."""
+        """Record that `size` bytes have been written to the memory."""
         self.memory.stop += size
         self._fresh = True
         self._wakeup_waiter()
 
     def feed_data(self, data: Any) -> None:
-        """Put `data` into the memory: an event loop that will not receive there, as uvloop, gives it instead."""
+        """Append `data`, from event loops such as uvloop that do not use `get_buffer`."""
         self.memory.append(data)
         self.received(0)
 
     def at_eof(self) -> bool:
-        """Whether there is nothing more, and nothing left."""
+        """Whether the connection is closed and everything has been read."""
         return self._eof and not self._fresh
 
     async def read(self, n: int = -1) -> Any:  # noqa: ARG002
-        """The memory, when something new is in it, or nothing more will come."""
+        """Wait for new bytes or the end; return the memory."""
         if self._exception is not None:
             raise self._exception
         if not self._fresh and not self._eof:
@@ -102,7 +102,7 @@ class _Reader(_Base):
         return self.memory
 
     async def readline(self) -> bytes:
-        """A line, taken out of the memory."""
+        """Read a line and remove it from the memory."""
         memory = self.memory
         while (end := memory.segment.find(b"\n", memory.start, memory.stop)) < 0 and not self.at_eof():
             await self.read()
@@ -114,23 +114,23 @@ class _Reader(_Base):
 
 
 class _Protocol(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """Has the event loop receive into the reader's memory."""
+    """Makes the event loop receive into the reader's memory."""
 
     def __init__(self, reader: _Reader) -> None:
         super().__init__(reader)
         self._into = reader
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where to receive to."""
+        """Return the memory to receive into."""
         return self._into.memory.room(max(sizehint, ROOM))
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were received."""
+        """Record received bytes."""
         self._into.received(nbytes)
 
 
 class Transport(TcpTransport):
-    """nats-py's, but `read` gives a `ReceiveBuffer` where no TLS is used, and gathers what comes in small pieces."""
+    """Like nats-py's transport, but without TLS `read` returns a `ReceiveBuffer`, and small reads are combined."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class Transport(TcpTransport):
         self._bare_io_writer = self._io_writer = writer
 
     async def read(self, buffer_size: int) -> Any:
-        """What has come; see nats-py."""
+        """Read received bytes; see nats-py."""
         if self._flowing:
             await self._gather()
         data = await super().read(max(buffer_size, READ))
@@ -155,7 +155,7 @@ class Transport(TcpTransport):
         return data
 
     async def _gather(self) -> None:
-        """Let what comes wait in the kernel for a moment: every look at it is a turn of the event loop."""
+        """Let bytes accumulate in the kernel for a moment, to save iterations of the event loop."""
         transport: Any = self._io_writer and self._io_writer.transport
         transport.pause_reading()
         try:
@@ -165,9 +165,9 @@ class Transport(TcpTransport):
 
 
 PRIVATE = frozenset({"_bare_io_reader", "_bare_io_writer", "_io_reader", "_io_writer"})
-"""What is used here of nats-py's transport, and is not public."""
+"""Private attributes of nats-py's transport that this module uses."""
 
 
 def supported() -> bool:
-    """Whether nats-py's transport is made as this one expects."""
+    """Whether nats-py's transport is as this module expects."""
     return vars(TcpTransport()).keys() >= PRIVATE  # type: ignore[no-untyped-call]

@@ -307,7 +307,7 @@ def test_columns_of_one_name_are_all_shown_and_refused_as_json(
         ["---", "---", "---"],
         ["eu", "us", "1.5"],
     ]
-    said = "a JSON object has each name once; rename one with AS\n"
+    said = "names in JSON must be unique; rename one with AS\n"
     for query, what in (
         (sql, "columns are called key"),
         (f"SELECT struct(a.key, b.key) AS s {pair}", "fields of s are called key"),

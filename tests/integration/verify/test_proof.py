@@ -447,12 +447,12 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
                 store.write_note(watermark.path(STREAM), replace(found, seq=340).encode())
                 report = await verify(settings)
             assert report.watermark is not None
-            assert "40 messages between the ack floor 300 and there are not" in report.watermark.problem
+            assert "40 messages after the ack floor 300 are not stored" in report.watermark.problem
             assert (report.missing, report.complete) == (0, False)
             store.write_note(watermark.path(STREAM), replace(found, seq=10_000).encode())
             report = await verify(settings)
             assert report.watermark is not None
-            assert "the stream ends with 400" in report.watermark.problem
+            assert "the stream ends at 400" in report.watermark.problem
             store.write_note(watermark.path(STREAM), b"{half")
             report = await verify(settings)
             assert report.watermark is not None

@@ -205,7 +205,7 @@ def test_an_object_that_was_cut_off_is_found_from_its_end(tmp_path: Path) -> Non
 def test_bytes_missing_from_the_middle_are_found_from_the_footer(tmp_path: Path) -> None:
     block = encoded(MESSAGES)
     data = block.data.to_pybytes()
-    with pytest.raises(DamagedError, match="parts are not where"):
+    with pytest.raises(DamagedError, match="column chunks are not where"):
         look(tmp_path, with_data(block, data[:50] + data[51:]))
 
 
@@ -282,7 +282,7 @@ def test_a_footer_that_cannot_be_true_is_damage(tmp_path: Path, entries: dict[st
 
 def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequences(tmp_path: Path) -> None:
     wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4", **OLD)
-    with pytest.raises(DamagedError, match="holds 5 messages"):
+    with pytest.raises(DamagedError, match="has 5 messages"):
         look(tmp_path, wrong)
 
 

@@ -76,7 +76,7 @@ def test_a_complete_archive_is_three_lines() -> None:
 def test_each_fault_is_in_the_first_line() -> None:
     damaged = (Problem(path="a", reason="cut"), Problem(path="b", reason="cut"))
     first = lines(with_holes(hole(1, 5), hole(9, 9), damaged=damaged, damaged_objects=2))[0]
-    assert first.startswith("NOT complete: 6 messages in 2 holes and 2 damaged objects, of what is stored up to")
+    assert first.startswith("NOT complete: 6 messages in 2 holes and 2 damaged objects, up to")
     assert lines(replace(COMPLETE, complete=False, proven=False))[0].startswith("NOT proven: 1,234,567 messages up to")
     promised = replace(COMPLETE, complete=False, watermark=WatermarkFinding(seq=9, time=NOON, problem="it lies"))
     assert lines(promised)[0].startswith("NOT complete: the watermark promises")
@@ -151,14 +151,14 @@ def test_copies_and_objects_without_checksums_are_a_line_each_and_examples() -> 
     found = lines(report)
     assert found[0].startswith("complete, but 5,000 messages are read twice: every one of 1,234,567 messages")
     twice = found.index(
-        "read twice: 5,000 messages with copies under different keys or buckets, of which readers return each; "
+        "read twice: 5,000 messages with copies under different keys or buckets, which readers return separately; "
         'read_archive(dedupe="full") reads them once'
     )
     assert found[twice + 1] == "  1 (2026-05-01T12:00:00Z): a/1.parquet, b/1.parquet"
     assert found[twice + 1 + SHOWN] == f"  and {5000 - SHOWN:,} more"
     unsigned = found.index("without checksums: objects not written by jetcapture")
     assert found[unsigned + 1] == "  c/1.parquet"
-    assert "quarantine: 1 message is also in the archive, and read once from each" in found
+    assert "quarantine: 1 message is also in the archive and read once from each" in found
     assert "duplicates: 5,000 further copies; readers drop those under one key and bucket" in found
 
 

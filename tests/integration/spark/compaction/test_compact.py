@@ -172,9 +172,7 @@ class TestChoice:
         # a bucket's interval in these objects is a day: none of the three has ended
         summary = at_once(spark, hours, tell=said.append)
         assert summary.changes == ()
-        assert said == [
-            f"buckets that end after the watermark, {known.time.isoformat()}, are incomplete and are left alone"
-        ]
+        assert said == [f"skipping buckets that end after the watermark, {known.time.isoformat()}: they are incomplete"]
         path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
         assert [change.bucket[11:13] for change in at_once(spark, hours, keys=[None]).changes] == ["12", "13"]
         assert [change.bucket[11:13] for change in at_once(spark, hours, incomplete=True).changes] == [
@@ -293,7 +291,7 @@ class TestCommand:
         ("words", "message"),
         [
             (["file:///nowhere/at/all", "ORDERS"], "no objects of stream ORDERS under file:///nowhere/at/all"),
-            (["file:///tmp/{key}/x", "ORDERS"], "name one of them"),
+            (["file:///tmp/{key}/x", "ORDERS"], "replace {key} with one key"),
             (["file:///tmp", "ORDERS", "--target-size", "0"], "the target size must be above 0"),
             (["file:///tmp", "ORDERS", "--quarantine", "--key", "a"], "not divided by key"),
         ],

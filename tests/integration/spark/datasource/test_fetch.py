@@ -99,7 +99,7 @@ def test_a_stream_created_again_while_it_is_read_is_an_error(live: Live) -> None
         live.recreate()
         live.fill(3)
 
-    with pytest.raises(SourceError, match="stream ORDERS was deleted and created again"):
+    with pytest.raises(SourceError, match="stream ORDERS was deleted and recreated"):
         list(sequences(live, live.read_options(), between=recreate))
 
 

@@ -77,7 +77,7 @@ def leave(live: Live, seqs: Collection[int]) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gaps are looked for as long as it takes."""
-    monkeypatch.setattr(offsets, "LOOKING", 3600.0)
+    monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 3600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -89,7 +89,7 @@ def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live, subje
 
 
 def test_a_limited_batch_skips_a_gap_however_little_time_there_is(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offsets, "LOOKING", 0.0)
+    monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 0.0)
     leave(live, [1, 1000])
     with live.query(maxOffsetsPerTrigger="10") as query:
         assert [query.batch() for _ in range(3)] == [[1], [1000], None]
@@ -186,7 +186,7 @@ def test_messages_that_are_gone_end_the_query_or_are_skipped(live: Live) -> None
     with live.query(maxOffsetsPerTrigger="4") as query:
         assert query.batch() == [1, 2, 3, 4]
         live.purge(seq=8)
-        with pytest.raises(SourceError, match="messages 5 to 7 of stream ORDERS are gone: it begins with 8"):
+        with pytest.raises(SourceError, match="messages 5 to 7 of stream ORDERS are gone: it starts at 8"):
             query.batch()
     with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
         assert patient.batch() == [8, 9, 10]
@@ -201,7 +201,7 @@ def test_a_stream_created_again_ends_the_query_or_is_read_from_its_beginning(liv
         assert query.batch() == list(range(1, 11))
         live.recreate()
         live.fill(3)
-        with pytest.raises(SourceError, match="stream ORDERS was deleted and created again"):
+        with pytest.raises(SourceError, match="stream ORDERS was deleted and recreated"):
             query.batch()
     with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
         assert patient.batch() == [1, 2, 3]
@@ -211,7 +211,7 @@ def test_a_stream_created_again_ends_the_query_or_is_read_from_its_beginning(liv
 
 def test_a_position_behind_the_end_ends_the_query_or_means_the_end(live: Live) -> None:
     live.fill(3)
-    with live.query(startingOffsets="9") as query, pytest.raises(SourceError, match="ends with message 3, before 9"):
+    with live.query(startingOffsets="9") as query, pytest.raises(SourceError, match="ends at 3, before 9"):
         query.batch()
     with live.query(startingOffsets="9", failOnDataLoss="false") as query:
         assert query.batch() == []

@@ -170,6 +170,12 @@ class TestDuplicates:
         expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
 
+    def test_overlaps_whose_sequences_lie_far_apart_are_read_once(self, spark: SparkSession, archive: Archive) -> None:
+        archive.write([1, 64, 2**40, 2**40 + 2, 2**62])
+        archive.write([2, 64, 65, 2**40, 2**40 + 1, 2**40 + 3, 2**62 - 1])
+        sparse = [1, 2, 64, 65, *range(2**40, 2**40 + 4), 2**62 - 1, 2**62]
+        assert seqs(read_archive(spark, archive.url, "ORDERS")) == sparse
+
     def test_overlaps_of_many_ranges_make_no_larger_a_plan_than_those_of_one(
         self, spark: SparkSession, archive: Archive
     ) -> None:

@@ -183,7 +183,7 @@ def test_a_directory_that_cannot_be_listed_is_an_error_and_not_empty(
 
 
 def test_a_url_for_every_key_is_no_archive() -> None:
-    with pytest.raises(JetcaptureError, match="a place for every key"):
+    with pytest.raises(JetcaptureError, match="a separate archive per key"):
         Place.open("s3://bucket-{key}/nats", {})
 
 

@@ -105,7 +105,7 @@ def test_a_header_that_would_forge_another_is_refused(
     spark: SparkSession, archive: Archive, server: NatsServer
 ) -> None:
     archive.write([1], headers=[[("A", ["x\r\nNats-Rollup: all"])]])
-    with pytest.raises(SourceError, match="invalid value of header A: it holds a line break"):
+    with pytest.raises(SourceError, match="invalid value of header A: it contains a line break"):
         replay(read_archive(spark, archive.url, "ORDERS"), server.url, "replay.a")
     assert stored(server.url) == []
 

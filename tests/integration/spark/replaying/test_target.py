@@ -69,8 +69,8 @@ def test_a_replay_into_what_the_capture_ingests_is_refused(
     for subject in ("{subject}", "again.a", "again.{key}"):
         assert main([*arguments, "--subject", subject]) == 1
         error = capsys.readouterr().err
-        assert error.startswith("replay: this archive's capture takes ")
-        assert "from stream ORDERS, and would archive its own messages again" in error
+        assert error.startswith("replay: this archive's capture consumes ")
+        assert "from stream ORDERS and would archive its own messages again" in error
         assert error.count("\n") == 1
     assert last_seq(captured, "ORDERS") == 0
     assert main([*arguments, "--subject", "replay.{subject}"]) == 0
@@ -290,7 +290,7 @@ def test_a_login_that_is_incomplete_or_ambiguous_is_said_in_one_line(tmp_path: P
         return str(raised.value)
 
     server = ["--servers", "nats://127.0.0.1:1"]
-    assert said() == "--servers: missing: where to publish; or --config, for the capture's own servers"
+    assert said() == "--servers: missing; or name the capture's configuration with --config"
     assert "required with user" in said(*server, "--user", "app")
     assert "cannot be combined" in said(*server, "--user", "app", "--creds", "/file", NATS_PASSWORD="x")
     assert "cannot be combined" in said(*server, NATS_TOKEN="x", NATS_NKEY_SEED="y")

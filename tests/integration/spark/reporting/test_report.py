@@ -193,8 +193,8 @@ class TestFigures:
         page = store.page(spark)
         assert page.verdict == "Complete: every sequence from 7 to 19 is stored, and nothing is in quarantine."
         assert page.findings == []
-        assert "It is empty." in page.section("quarantine").text
-        assert "Sequences 1 to 6 came before" in page.section("coverage").text
+        assert "The quarantine is empty." in page.section("quarantine").text
+        assert "Sequences 1 to 6 are older than" in page.section("coverage").text
 
     def test_copies_count_unless_they_are_looked_for(self, spark: SparkSession, store: Store) -> None:
         for _ in range(2):
@@ -253,7 +253,7 @@ class TestCoverage:
             ("21", "29", "9"),
         ]
         assert table[-1]["message after (UTC)"] == "2026-05-01 12:15:00"
-        assert "the stream itself was not asked" in page.section("coverage").text
+        assert "this report does not query the stream" in page.section("coverage").text
 
     @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -464,7 +464,7 @@ class TestChoice:
             page = orders.page(spark, **chosen)
             assert page.tiles["Messages"] == messages
             assert page.tiles["Sequences"] == "1 to 89"
-            assert "the whole stream, not just the part chosen" in page.section("coverage").text
+            assert "the whole stream, not just the part selected" in page.section("coverage").text
 
     def test_complete_buckets_are_those_that_the_watermark_covers(self, spark: SparkSession, orders: Store) -> None:
         with pytest.raises(JetcaptureError, match="no watermark of stream ORDERS"):
@@ -476,7 +476,7 @@ class TestChoice:
 
     def test_nothing_chosen_is_said(self, spark: SparkSession, store: Store) -> None:
         store.put([1])
-        assert store.page(spark, keys=["unheard of"]).verdict.startswith("Nothing in this archive is in the part")
+        assert store.page(spark, keys=["unheard of"]).verdict.startswith("The selected part of this archive is empty")
 
 
 HOSTILE = (

@@ -266,7 +266,7 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
     write(archive, "a", {(4, 0, None), (6, 0, 0), (6, 0, 1)})
     (outcome,) = compacted(Spoiling(archive.url, spoil), 1 << 20)
     assert outcome.failed
-    assert "does not hold what was read" in outcome.left
+    assert "does not match its sources, which are kept" in outcome.left
     assert outcome.removable == []
     assert len(stored(archive)) == 3
 
@@ -280,7 +280,7 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
     archive.write([2, 4])
     (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
     assert outcome.failed
-    assert outcome.left.endswith("does not hold what its name says")
+    assert outcome.left.endswith("do not match its name")
     assert len(stored(archive)) == 2
 
 
@@ -288,7 +288,7 @@ def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
     archive.write([1, 1, 3], timestamps=[5, 5, 6])
     archive.write([3, 4])
     (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
-    assert (outcome.failed, outcome.left.endswith("holds a message twice")) == (True, True)
+    assert (outcome.failed, outcome.left.endswith("contains a message twice")) == (True, True)
     assert len(stored(archive)) == 2
 
 

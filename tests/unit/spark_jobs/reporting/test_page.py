@@ -275,7 +275,7 @@ class TestVerdict:
                 False,
                 "Complete: no sequence is missing, and nothing is in quarantine.",
             ),
-            (facts(life(), objects=0), True, "Nothing in this archive is in the part that was asked for."),
+            (facts(life(), objects=0), True, "The selected part of this archive is empty."),
         ],
     )
     def test_it_is_one_sentence_that_fits(self, given: Facts, look: bool, sentence: str) -> None:
@@ -283,8 +283,8 @@ class TestVerdict:
 
     def test_holes_of_a_filter_are_recognised_by_their_number(self) -> None:
         small = tuple(hole(n, n) for n in range(1, 4000, 2))
-        assert "what a filter leaves" in verdict(facts(life(*small, last=5000)))[2]
-        assert "what a filter leaves" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
+        assert "typical of a filter" in verdict(facts(life(*small, last=5000)))[2]
+        assert "typical of a filter" not in verdict(facts(life(hole(1, 4000), last=5000)))[2]
 
     def test_what_needs_a_hand_comes_first(self) -> None:
         given = facts(life(hole(3, 5)), objects=200, delivery=Delivery(redelivered=11, late=3))

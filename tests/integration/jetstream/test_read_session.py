@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import nats
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.jetstream.connection import Api, UnavailableError
+from jetcapture_py.jetstream.read_session import ReadSession
+from tests.support.nats_server import NatsServer
+
+Start = Callable[..., NatsServer]
+
+
+class LosesFirstAnswer(Api):
+    """The server acts on every request, but the answer to the first one never arrives."""
+
+    def __init__(self, api: Api) -> None:
+        self._api, self.answers = api, 0
+
+    async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        answer = await self._api.request(subject, body)
+        self.answers += 1
+        if self.answers == 1:
+            raise UnavailableError("no answer")
+        return answer
+
+
+def test_a_lost_answer_leaves_no_consumer_behind_when_a_time_is_looked_up(nats_server: Start) -> None:
+    server = nats_server()
+
+    async def main() -> None:
+        nc = await nats.connect(server.url)
+        js = nc.jetstream()
+        await js.add_stream(name="S", subjects=["s"])
+        for _ in range(3):
+            await js.publish("s", b"")
+        third = await js.get_msg("S", 3)
+        async with ReadSession(NatsConfig(servers=(server.url,)), "test", timeout=30.0) as session:
+            session.api = api = LosesFirstAnswer(session.api)
+            assert await session.first_at("S", datetime(2020, 1, 1, tzinfo=UTC)) == 1
+            assert await session.first_at("S", third.time or datetime.now(UTC)) == 3
+            assert api.answers == 5
+        assert (await js.stream_info("S")).state.consumer_count == 0
+        await nc.close()
+
+    asyncio.run(main())
