@@ -141,8 +141,8 @@ NAMES = list(COLUMNS)
 
 
 def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path, "csv", "none", COUNT)
-    files = [str(tmp_path / name.path) for name in objects(tmp_path)]
+    settings = captured(nats_server, tmp_path / "archive", "csv", "none", COUNT)
+    files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
     wanted = expected(COUNT)
     assert all(path.endswith(".csv") for path in files)
     types = {"amount": "DECIMAL(12,2)", "at": "TIMESTAMPTZ", "ratio": "DOUBLE", "flag": "BOOLEAN", "text": "VARCHAR"}
@@ -164,8 +164,8 @@ def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_ser
 
 
 def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path, "ndjson", "gzip", COUNT)
-    files = [str(tmp_path / name.path) for name in objects(tmp_path)]
+    settings = captured(nats_server, tmp_path / "archive", "ndjson", "gzip", COUNT)
+    files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
     wanted = expected(COUNT)
     assert all(path.endswith(".ndjson.gz") for path in files)
     types = {
@@ -205,8 +205,8 @@ def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_s
 def test_100_000_rows_of_text_are_read_alike_by_spark(
     nats_server: Start, tmp_path: Path, spark: SparkSession, kind: str
 ) -> None:
-    captured(nats_server, tmp_path, kind, "gzip", COUNT)
-    url = f"file://{tmp_path}/{STREAM}"
+    captured(nats_server, tmp_path / "archive", kind, "gzip", COUNT)
+    url = f"file://{tmp_path}/archive/{STREAM}"
     tags = "array<string>" if kind == "ndjson" else "string"
     # the columns of a CSV file are found by their place, so the envelope's are named as well
     envelope = (
@@ -370,15 +370,15 @@ def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still
 
 
 def test_quarantined_messages_are_in_parquet_beside_text(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
+    server, root = nats_server(), tmp_path / "archive"
     asyncio.run(publish(server.url, [("orders.new", payload, None) for payload in (b'{"id": 1}', b"\xff")]))
     found = config(
-        server.url, tmp_path, decode={"format": "json", "columns": {"id": "int64"}}, block={"format": "csv"}, key=""
+        server.url, root, decode={"format": "json", "columns": {"id": "int64"}}, block={"format": "csv"}, key=""
     )
     asyncio.run(capture_all(found))
-    names: dict[bool, ObjectName] = {name.quarantine: name for name in objects(tmp_path)}
+    names: dict[bool, ObjectName] = {name.quarantine: name for name in objects(root)}
     assert names[False].suffix == ".csv.gz"
     assert names[True].parquet
-    (bad,) = rows(tmp_path, quarantine=True)
+    (bad,) = rows(root, quarantine=True)
     assert bad[layout.PAYLOAD] == b"\xff"
     assert asyncio.run(verify(found)).complete

@@ -56,28 +56,28 @@ def proof(settings: Any) -> Report:
 
 
 def test_what_a_writer_reads_is_proven_by_its_rows(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path, "ReadableLines", "ab", key="{subject[1]}")
+    settings = captured(nats_server, tmp_path / "archive", "ReadableLines", "ab", key="{subject[1]}")
     found = proof(settings)
     assert found.complete
     assert found.stored == 60
     assert not any("names" in note for note in found.unchecked)
-    first, second = objects(tmp_path)
-    lines = (tmp_path / first.path).read_bytes().splitlines(keepends=True)
+    first, second = objects(tmp_path / "archive")
+    lines = (tmp_path / "archive" / first.path).read_bytes().splitlines(keepends=True)
     for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1]):
-        (tmp_path / first.path).write_bytes(b"".join(broken))
+        (tmp_path / "archive" / first.path).write_bytes(b"".join(broken))
         found = proof(settings)
         assert not found.complete
         assert [each.path for each in found.damaged] == [first.path]
         assert found.missing == 30
-    (tmp_path / first.path).write_bytes(b"".join(lines))
-    (tmp_path / second.path).unlink()
+    (tmp_path / "archive" / first.path).write_bytes(b"".join(lines))
+    (tmp_path / "archive" / second.path).unlink()
     assert proof(settings).missing == 30
 
 
 def test_what_a_writer_does_not_read_holds_what_its_name_says_and_the_report_says_so(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    settings = captured(nats_server, tmp_path, "Lines")
+    settings = captured(nats_server, tmp_path / "archive", "Lines")
     found = proof(settings)
     assert found.complete
     assert found.stored == 60
@@ -87,15 +87,15 @@ def test_what_a_writer_does_not_read_holds_what_its_name_says_and_the_report_say
 def test_an_object_that_nothing_reads_proves_nothing_where_its_name_leaves_it_open(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    settings = captured(nats_server, tmp_path, "Lines", "ab", key="{subject[1]}")
+    settings = captured(nats_server, tmp_path / "archive", "Lines", "ab", key="{subject[1]}")
     found = proof(settings)
     assert not found.complete
     assert found.missing == 60
 
 
 def test_a_file_in_a_format_that_the_configuration_does_not_name_is_foreign(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path, "ReadableLines")
-    (name,) = objects(tmp_path)
+    settings = captured(nats_server, tmp_path / "archive", "ReadableLines")
+    (name,) = objects(tmp_path / "archive")
     other = settings.model_copy(update={"block": settings.block.model_copy(update={"format": "parquet"})})
     found = proof(other)
     assert found.foreign == (name.path,)
