@@ -61,6 +61,7 @@ COLUMNS = {
     "tags": "list<string>",
 }
 Row = tuple[int, str | None, Decimal | None, float | None, datetime | None, bool | None, str | None]
+EPOCH = datetime.fromtimestamp(0, UTC)
 BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
@@ -112,7 +113,8 @@ def row(found: Any) -> Row:
         at = datetime.fromisoformat(at)
     if tags is not None and not isinstance(tags, str):
         tags = json.dumps(list(tags), separators=(",", ":"), ensure_ascii=False)
-    at = None if at is None else datetime.fromtimestamp(0, UTC) + (at.astimezone(UTC) - datetime.fromtimestamp(0, UTC))
+    if at is not None:
+        at = EPOCH + (at.replace(tzinfo=at.tzinfo or UTC) - EPOCH)  # Spark's are in the session's time zone, UTC
     return (
         int(number),
         text,
