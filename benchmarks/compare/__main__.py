@@ -1,6 +1,7 @@
 """jetcapture beside others: the same stored messages, the same work, alternating, in one run.
 
     python -m benchmarks.compare                       the standard run: what docs/benchmarks.md shows
+    python -m benchmarks.compare --formats             the same orders as JSON, MessagePack, CSV, Avro, protobuf
     python -m benchmarks.compare --sizes 100 1000 --keys 4 1000 --runners limit jetcapture-json
 
 Each runner is a process of its own with a fresh durable consumer: it receives, decodes, splits by a field, encodes,
@@ -27,6 +28,7 @@ from nats.aio.client import Client
 
 from benchmarks.compare import claims, results
 from benchmarks.compare.chart import Panel, chart
+from benchmarks.compare.formats import FORMATS
 from benchmarks.compare.machine import machine, versions
 from benchmarks.compare.measure import FailedError, measure
 from benchmarks.compare.orders import UNACKED, Scenario, fill, fitting
@@ -59,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, nargs="+", help="processes that share the work")
     parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
     parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
+    parser.add_argument("--formats", action="store_true", help="the same orders in every format that is decoded")
     parser.add_argument("--output", type=Path, help="a directory for table, chart and all figures")
     parser.add_argument("--publish", action="store_true", help="write them to benchmarks/results and the page")
     parser.add_argument("--jet-capture-source", type=Path, help="a checkout, where Go's module proxy does not have it")
@@ -67,6 +70,9 @@ def arguments() -> argparse.Namespace:
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """What is to be run in each round."""
+    if options.formats:
+        found = [Scenario(messages=options.messages, format=name) for name in FORMATS]
+        return [(scenario, f"jetcapture-{scenario.format}") for scenario in found]
     names = options.runners or [name for name in runners(None) if name not in OPTIONAL]
     if is_standard(options):
         base = Scenario(messages=options.messages)
@@ -96,7 +102,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def is_standard(options: argparse.Namespace) -> bool:
     """Whether nothing says which scenarios to run."""
-    return not (options.sizes or options.keys or options.replicas or options.store)
+    return not (options.formats or options.sizes or options.keys or options.replicas or options.store)
 
 
 def available(wanted: Iterable[Case], checkout: Path | None, found: Results) -> list[tuple[Scenario, Runner]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.results import Results, cpu, rate, stored
@@ -41,7 +41,7 @@ def _claims(results: Results) -> Iterator[Claim]:
     at = {
         (scenario.size, scenario.keys, scenario.replicas, scenario.store): scenario
         for scenario in results.scenarios
-        if scenario.unacked == BASE.unacked
+        if scenario.unacked == BASE.unacked and scenario.format == BASE.format
     }
     base = at.get((BASE.size, BASE.keys, 1, "local"), BASE)
 
@@ -57,6 +57,9 @@ def _claims(results: Results) -> Iterator[Claim]:
         yield Claim(what=f"{_short(name)}, CPU, against jet-capture's CSV", bound=bound, least=False, ratio=ratio)
     ratio = results.ratio((base, JSON), (base, CSV), lambda _: stored)
     yield Claim(what="json, bytes stored, against jet-capture's CSV", bound=0.15, least=False, ratio=ratio)
+    for name, bound in (("msgpack", 1.0), ("csv", 0.8), ("avro", 0.5), ("protobuf", 0.5)):
+        same = replace(base, format=name)
+        yield least(f"{name}, rate, against json", (same, f"jetcapture-{name}"), (base, JSON), bound)
     large = at.get((LARGE, BASE.keys, 1, "local"))
     many = at.get((BASE.size, MANY, 1, "local"))
     shared = at.get((BASE.size, BASE.keys, REPLICAS, "local"))

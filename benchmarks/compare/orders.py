@@ -1,4 +1,4 @@
-"""What all receive: orders in JSON, stored once for each scenario."""
+"""What all receive: orders in JSON, or in another format, stored once for each scenario."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import nats
 import pyarrow as pa
 
+from benchmarks.compare.formats import encoder
 from jetcapture_py.jetstream.publish.publisher import Publisher
 
 ITEMS = 200
@@ -27,7 +28,7 @@ TEXT = """
 class Scenario:
     """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together.
 
-    `unacked` is how many of them the consumer lets be unacknowledged.
+    `unacked` is how many of them the consumer lets be unacknowledged, `format` what the orders are written in.
     """
 
     size: int = 250
@@ -36,22 +37,24 @@ class Scenario:
     replicas: int = 1
     store: str = "local"
     unacked: int = UNACKED
+    format: str = "json"
 
     @property
     def stream(self) -> str:
         """The stream that holds its messages."""
-        return f"ORDERS-{self.size}-{self.keys}-{self.messages}"
+        return f"ORDERS-{self.size}-{self.keys}-{self.messages}{'' if self.format == 'json' else f'-{self.format}'}"
 
     @property
     def subjects(self) -> str:
         """The subjects of that stream; the second token is the region."""
-        return f"orders{self.size}x{self.keys}x{self.messages}"
+        return f"orders{self.size}x{self.keys}x{self.messages}{'' if self.format == 'json' else self.format}"
 
     def __str__(self) -> str:
         parts = [f"{self.messages:,} messages of {self.size:,} B", f"{self.keys:,} key{'s' * (self.keys > 1)}"]
         parts += [f"{self.replicas} replicas"] if self.replicas > 1 else []
         parts += [self.store] if self.store != "local" else []
         parts += [f"{self.unacked:,} unacknowledged"] if self.unacked != UNACKED else []
+        parts += [f"as {self.format}"] if self.format != "json" else []
         return ", ".join(parts)
 
 
@@ -91,7 +94,8 @@ async def fill(url: str, scenario: Scenario) -> None:
     client = await nats.connect(url)
     await client.jetstream().add_stream(name=scenario.stream, subjects=[f"{scenario.subjects}.>"])
     async with Publisher(client) as publisher:
-        for regions, payloads in orders(scenario):
+        for regions, texts in orders(scenario):
+            payloads = texts if scenario.format == "json" else list(map(encoder(scenario.format), texts))
             subjects = [f"{scenario.subjects}.{region}" for region in regions]
             await publisher.publish_batch(pa.array(subjects), pa.array(payloads))
     await client.close()

@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 
-from benchmarks.compare import peers
+from benchmarks.compare import formats, peers
+from benchmarks.compare.formats import COLUMNS
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.storage import Target
 
@@ -20,13 +22,6 @@ ACK_WAIT = 120
 BATCH = 5000
 LARGE_BATCH, BATCH_BYTES = 20_000, 32 << 20
 """Servers and clients drop what does not fit into 64 MB, by default."""
-COLUMNS = {
-    "order_id": "int64",
-    "region": "string",
-    "amount": "float64",
-    "created_at": "string",
-    "item": "string",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,8 @@ class Runner:
     `command` makes its command line, and what files it needs in the run's directory; `consumer` what its consumer has
     beside the ordinary. `files` and `identity` say how to count what it stored: rows of these files, by this column,
     which counts from 1. `ends`: it ends by itself when all is done, and else it is sent SIGTERM once everything is
-    acknowledged. `anywhere`: it can share a consumer with others of its kind, and store to S3.
+    acknowledged. `anywhere`: it can share a consumer with others of its kind, and store to S3. `takes` is the format of
+    the orders that it decodes.
     """
 
     name: str
@@ -57,10 +53,12 @@ class Runner:
     consumer: Callable[[Scenario], Mapping[str, Any]] = lambda _: {}
     ends: bool = True
     anywhere: bool = False
+    takes: str = "json"
 
     def does(self, scenario: Scenario) -> bool:
         """Whether it can take part."""
-        return self.anywhere or (scenario.replicas == 1 and scenario.store == "local")
+        fits = self.takes == scenario.format or self.name == "limit"
+        return fits and (self.anywhere or (scenario.replicas == 1 and scenario.store == "local"))
 
 
 def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
@@ -72,6 +70,7 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
         "jetcapture-columns": lambda: jetcapture(
             "jetcapture-columns", "order_id", key="{region}", decode={**JSON, "keep_payload": False}
         ),
+        **{f"jetcapture-{name}": partial(jetcapture_of, name) for name in formats.FORMATS if name != "json"},
         "nats-py": nats_py,
         "jet-capture-csv": lambda: jet_capture("csv", checkout),
         "jet-capture-ndjson": lambda: jet_capture("ndjson", checkout),
@@ -80,8 +79,9 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
 
 
 JSON = {"format": "json", "columns": COLUMNS}
-OPTIONAL = frozenset({"jetcapture-columns"})
-"""Takes part only when it is named: like json, but without the raw payload, which nobody else here keeps."""
+OPTIONAL = frozenset({"jetcapture-columns", *(f"jetcapture-{name}" for name in formats.FORMATS if name != "json")})
+"""Take part only when they are named: like json, but without the raw payload, which nobody else here keeps; and orders
+in other formats."""
 
 
 def limit() -> Runner:
@@ -115,6 +115,20 @@ def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
         return [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]
 
     return Runner(name=name, command=command, files="parquet", identity=identity, anywhere=True)
+
+
+def jetcapture_of(name: str) -> Runner:
+    """The real command for orders in another format than JSON."""
+
+    def command(work: Work) -> list[str]:
+        made = jetcapture(
+            f"jetcapture-{name}", "order_id", key="{region}", decode=formats.settings(name, work.directory)
+        )
+        return made.command(work)
+
+    return Runner(
+        name=f"jetcapture-{name}", command=command, files="parquet", identity="order_id", anywhere=True, takes=name
+    )
 
 
 def nats_py() -> Runner:

@@ -42,7 +42,7 @@ def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decod
     fields = dict.fromkeys(str(part.value) for part in parse_template(template) if part.kind == "field")
     if not fields:
         return template
-    if decoder is not None or decode.format != "json":
+    if decoder is not None or decode.format not in ("json", "msgpack"):
         return f"{template} (fields of {decode.format if decoder is None else _name(decoder)})"
     if not decode.columns:
         return f"{template} (fields as sent)"

@@ -65,7 +65,7 @@ def _reason(error: str, message: str, value: object, context: Mapping[str, Any])
     if error == "literal_error":
         choices = re.findall(r"'([^']*)'", str(context["expected"]))
         guess = did_you_mean(value.lower(), choices) if isinstance(value, str) else ""
-        return f"expected {_either(choices)}, got {quoted(value)}{guess}"
+        return f"expected {either(choices)}, got {quoted(value)}{guess}"
     if error == "string_type":
         return f"expected text, got {quoted(value)}; put it in quotes{_braces(value)}"
     if error in _SAME_MEANING:
@@ -91,7 +91,7 @@ def _other_name(path: Sequence[int | str], value: object, model: type[BaseModel]
     """Suggest what an unknown setting may mean: a similar name beside it, or the same name elsewhere."""
     name = str(path[-1])
     section = _section(path[:-1], model)
-    close = did_you_mean(name, section.model_fields) if section else ""
+    close = did_you_mean(name, _names(section)) if section else ""
     if close or isinstance(value, dict):
         return close
     homes = [head for head, field in model.model_fields.items() if name in _fields(field.annotation)]
@@ -109,7 +109,12 @@ def _section(path: Iterable[int | str], model: type[BaseModel]) -> type[BaseMode
 
 def _fields(annotation: object) -> Iterable[str]:
     section = _model_in(annotation)
-    return section.model_fields if section else ()
+    return _names(section) if section else ()
+
+
+def _names(section: type[BaseModel]) -> Sequence[str]:
+    """The names of a section's settings, as they are written."""
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
@@ -118,7 +123,8 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
 
 
-def _either(choices: Sequence[str]) -> str:
+def either(choices: Sequence[str]) -> str:
+    """The choices as text: `a, b or c`."""
     return " or ".join([", ".join(choices[:-1]), choices[-1]]) if len(choices) > 1 else "".join(choices)
 
 

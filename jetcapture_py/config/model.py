@@ -10,21 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config import yaml_text
 from jetcapture_py.config.block import BlockConfig as BlockConfig
 from jetcapture_py.config.block import without_payloads
+from jetcapture_py.config.decoding import Column as Column
+from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.nats import NatsConfig as NatsConfig
 from jetcapture_py.config.nats import TlsConfig as TlsConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human
-from jetcapture_py.config.units import kind, quoted
+from jetcapture_py.config.units import kind
 from jetcapture_py.errors import ConfigError
 
 MANY_UNACKED = 100_000
@@ -82,52 +84,6 @@ class SourceConfig(Section):
                 f"expected at most {TOO_MANY_UNACKED}, got {self.max_ack_pending}: {reason}; "
                 "source.allow_many_unacked: true allows it",
             )
-        return self
-
-
-class Column(Section):
-    """A declared column of decoded messages."""
-
-    type: types.TypeText = Field(description="Arrow type, such as int64, timestamp or list<string>.")
-    path: str | None = Field(
-        default=None, min_length=1, description="Path of the value in the message; default: the column's name."
-    )
-    unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="Unit of a timestamp that is sent as a number."
-    )
-
-
-def _column(value: object) -> object:
-    if isinstance(value, str):
-        return {"type": value}
-    if not isinstance(value, dict | Column):
-        raise ValueError(f"expected a type such as int64, or a mapping with type and path, got {quoted(value)}")
-    return value
-
-
-class DecodeConfig(Section):
-    """How messages become columns."""
-
-    format: types.DecodeFormat = Field(
-        default="raw",
-        description="`raw` (envelope and payload), `json` (columns as well), or a decoder: `package.module:object`.",
-    )
-    columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
-        default_factory=dict,
-        description="Columns by name: a type, or a mapping with `type`, `path` and `unit`; empty means inferred.",
-    )
-    keep_payload: bool = Field(
-        default=True,
-        description="Store the raw bytes of every message, which makes the archive lossless. Off by default with "
-        "`block.format` ndjson or csv.",
-    )
-
-    @model_validator(mode="after")
-    def _keeps_something(self) -> Self:
-        if self.columns and self.format != "json":
-            raise wrong("columns", f"only with decode.format json, not with {self.format}")
-        if self.format == "raw" and not self.keep_payload:
-            raise wrong("keep_payload", "false with format raw would keep nothing of a message")
         return self
 
 

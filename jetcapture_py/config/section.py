@@ -1,4 +1,4 @@
-"""A section of the configuration file: what all of them have in common."""
+"""What all sections of the configuration have in common."""
 
 from __future__ import annotations
 

@@ -32,8 +32,10 @@ DAY = 86_400
 _NAME = re.compile(r"[^\s.*>/\\]{1,255}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _SCHEMES = ("nats", "tls", "ws", "wss")
-_FORMATS = ("raw", "json")
+FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
+"""The formats of payloads that we decode."""
 TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
+"""Formats of objects that are text, and how these are compressed."""
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
@@ -182,9 +184,27 @@ def _template(value: str) -> str:
 
 
 def _decode_format(value: str) -> str:
-    if value not in _FORMATS and not plugins.is_reference(value):
-        hint = did_you_mean(value, _FORMATS)
-        raise ValueError(f"expected raw, json or package.module:object, got {quoted(value)}{hint}")
+    if value not in FORMATS and not plugins.is_reference(value):
+        hint = did_you_mean(value, FORMATS)
+        raise ValueError(f"expected {', '.join(FORMATS)} or package.module:object, got {quoted(value)}{hint}")
+    return value
+
+
+def _registry(value: str) -> str:
+    """Only the scheme is ever shown: people put credentials into addresses."""
+    scheme, separator, rest = value.partition("://")
+    if not value.isprintable() or not (rest if separator else value):
+        raise ValueError("expected a directory, or an address such as http://registry:8081")
+    if separator and scheme not in ("http", "https"):
+        raise ValueError("expected a directory, or an address that starts with http:// or https://")
+    if separator and "@" in rest.split("/")[0]:
+        raise ValueError("credentials are not part of an address")
+    return value
+
+
+def _delimiter(value: str) -> str:
+    if len(value) != 1 or not value.isascii() or value.isalnum() or value in '"\r\n\0':
+        raise ValueError(f"expected a character such as ; or |, got {quoted(value)}")
     return value
 
 
@@ -304,7 +324,11 @@ TypeText = Annotated[str, AfterValidator(_type)]
 Template = Annotated[str, BeforeValidator(_given), AfterValidator(_template)]
 """A key template as in `template`, or a user's function."""
 DecodeFormat = Annotated[str, AfterValidator(_decode_format)]
-"""raw, json, or a user's decoder."""
+"""One of `FORMATS`, or a user's decoder."""
+Registry = Annotated[str, AfterValidator(_registry)]
+"""A directory, or the address of a schema registry."""
+Delimiter = Annotated[str, AfterValidator(_delimiter)]
+"""One ASCII character."""
 BlockFormat = Annotated[str, AfterValidator(_block_format)]
 """parquet, ndjson, csv, or a user's writer."""
 BlockTime = Annotated[str, AfterValidator(_block_time)]

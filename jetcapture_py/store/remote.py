@@ -163,6 +163,8 @@ class FsspecStore:
                     return
                 tag = self._tag(place)  # before the content, which then has this tag or a later one
                 there = self.read_note(path)
+                if self._once and tag is None and there is not None and self.scheme in EXTRAS:
+                    continue  # created meanwhile: without its tag, a write would have no condition
                 data = change(there)
                 if data is None or self._write_if(place, data, None if there is None else tag, new=there is None):
                     return

@@ -11,7 +11,6 @@ Times from 1970 up to, and without, 2200 count: what is beyond is a mistake in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Protocol
 
@@ -24,7 +23,7 @@ from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.decode import FormatConfig, parse_type
-from jetcapture_py.transform.keys import field_column, header_values
+from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
 
 END = 7_258_118_400
 """The year 2200, in seconds since 1970."""
@@ -40,10 +39,6 @@ _RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
 _NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
 _DIGITS = 9
 """Of a fraction: enough for nanoseconds."""
-
-
-Texts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
-"""Reads fields from payloads."""
 
 
 class TimeConfig(Protocol):
@@ -78,12 +73,13 @@ def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTim
             raise ValueError(f"decode.format raw has no field {quoted(config.time)}; use header.NAME, or decode")
         if decode.columns:
             _check_declared(config, decode)
-    texts: Texts | None = None
-    if field and decode is not None and decode.format == "json" and not decode.columns:
-        from jetcapture_py.transform.decode.json_text import JsonTexts  # imported only where JSON is read
-
-        texts = JsonTexts([config.time])
-    return EventTime(config.time, unit=config.time_unit, fallback=config.time_fallback is not None, texts=texts)
+    texts = payload_texts(decode) if field else None
+    return EventTime(
+        config.time,
+        unit=config.time_unit,
+        fallback=config.time_fallback is not None,
+        texts=None if texts is None else texts([config.time]),
+    )
 
 
 def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
@@ -110,7 +106,7 @@ class EventTime:
     """
 
     def __init__(
-        self, setting: str, *, unit: str | None = None, fallback: bool = False, texts: Texts | None = None
+        self, setting: str, *, unit: str | None = None, fallback: bool = False, texts: FieldTexts | None = None
     ) -> None:
         self._setting, self._unit, self._fallback = setting, unit, fallback
         self._header = setting.removeprefix(_HEADER) if setting.startswith(_HEADER) else None
@@ -131,9 +127,18 @@ class EventTime:
         if self._header is not None:
             return header_values(batch.column(layout.HEADERS), self._header)
         if self._texts is not None:
-            return self._texts(batch)[self._setting]
+            return self._read(self._texts, batch)
         column = field_column(fields, self._setting)
         return pa.nulls(len(batch)) if column is None else column
+
+    def _read(self, texts: FieldTexts, batch: MessageBatch) -> pa.StringArray:
+        """Read the field from payloads; null from one that cannot be read."""
+        try:
+            return texts(batch)[self._setting]
+        except Exception:
+            if len(batch) == 1:
+                return pa.nulls(1, pa.string())
+        return pa.concat_arrays([self._read(texts, batch.slice(row, 1)) for row in range(len(batch))])
 
     def _reason(self, values: pa.Array, row: int) -> str:
         name = quoted(self._setting)

@@ -38,31 +38,41 @@ def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
     """The key function of a template, or the one that `package.module:function` names; else ValueError.
 
     `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
-    its fields from the message's own JSON text.
+    its fields from the message's own payload.
     """
     if not plugins.is_reference(text):
-        inferred = decode is not None and decode.format == "json" and not decode.columns
-        return TemplateKey(text, from_json=inferred)
+        return TemplateKey(text, payload_texts(decode))
     found = plugins.load(text)
     if not callable(found):
         raise ValueError(f"{text} is not a function")
     return cast("KeyFunction", found)
 
 
+FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
+"""Reads fields from payloads."""
+
+
+def payload_texts(decode: FormatConfig | None) -> Callable[[Sequence[str]], FieldTexts] | None:
+    """What makes a reader of the fields with some names; None where decoded columns do not depend on other messages."""
+    if decode is None or decode.columns or decode.format not in ("json", "msgpack"):
+        return None
+    from jetcapture_py.transform.decode import json_text, make_unpacker  # imported only where payloads are read
+
+    unpack = make_unpacker(decode)
+    read = json_text.JsonTexts if decode.format == "json" else json_text.MsgpackTexts
+    return lambda names: read(names, None if unpack is None else unpack.first)
+
+
 class TemplateKey:
     """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    Fields are decoded columns; with `from_json`, they are read from payloads that are JSON objects.
+    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads.
     """
 
-    def __init__(self, template: str, *, from_json: bool = False) -> None:
+    def __init__(self, template: str, texts: Callable[[Sequence[str]], FieldTexts] | None = None) -> None:
         self.parts = parse_template(template)
         names = [str(part.value) for part in self.parts if part.kind == "field"]
-        self._texts: Callable[[MessageBatch], Mapping[str, pa.StringArray]] | None = None
-        if from_json and names:
-            from jetcapture_py.transform.decode.json_text import JsonTexts  # imported only where JSON is read
-
-            self._texts = JsonTexts(names)
+        self._texts = texts(names) if names and texts is not None else None
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
         """Return the key of every row."""

@@ -74,11 +74,12 @@ class Preparer:
             index = failure.index if good is None else int(good[failure.index])
             failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
         messages, fields = decoded.messages, decoded.fields
-        rows = readable if messages is None else _take(readable, messages)
+        first = first_rows(messages)
+        rows = readable if messages is None else rows_of(readable, messages, first)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
         sources = sources if good is None else good.to_numpy()[sources]
         keys, wrong = self._keys(rows, fields)
-        if (first := _first_rows(messages)) is not None:
+        if first is not None:
             keys = keys.take(pa.array(first))  # all rows of a message go to one block, which acknowledges it
         times, untimed = self._times(rows, fields, first)
         for stage, errors in (("time", untimed), ("key", wrong)):
@@ -112,7 +113,7 @@ class Preparer:
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
-        if (first := _first_rows(messages)) is not None:
+        if (first := first_rows(messages)) is not None:
             columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
         if self.time is not None:
             columns[layout.TIME] = times
@@ -179,7 +180,7 @@ class Preparer:
         return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
 
 
-def _first_rows(messages: pa.Int32Array | None) -> Any:
+def first_rows(messages: pa.Int32Array | None) -> Any:
     """Return for every row the first row of its message; None when every message has one row."""
     if messages is None:
         return None
@@ -195,6 +196,17 @@ def _without(count: int, failures: dict[int, Failure]) -> pa.Int32Array | None:
 
 def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
     return MessageBatch(stream=batch.stream, rows=batch.rows.take(indices))
+
+
+def rows_of(batch: MessageBatch, messages: pa.Int32Array, first: Any) -> MessageBatch:
+    """Return the envelope of each row; a message's payload is in its first row only, or memory would not suffice."""
+    if first is None:
+        return _take(batch, messages)
+    later = first != np.arange(len(first))
+    at = batch.rows.schema.get_field_index(layout.PAYLOAD)
+    payloads = batch.column(layout.PAYLOAD).take(pa.array(messages.to_numpy(), mask=later))
+    rows = batch.rows.remove_column(at).take(messages)
+    return MessageBatch(stream=batch.stream, rows=rows.add_column(at, layout.PAYLOAD, payloads))
 
 
 def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:

@@ -1,25 +1,27 @@
 """Turn received messages into Arrow batches with exactly the columns declared to Spark.
 
-Envelope columns are those of the archive. With format json all other columns are decoded from the payload by the
-capture's decoder.
+Envelope columns are those of the archive. All other columns are decoded from the payload by the capture's decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import Failure, MessageBatch
-from jetcapture_py.transform.decode import JsonDecoder, parse_type
+from jetcapture_py.transform.batch import BatchTooWideError, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.decode import make_decoder, parse_type
+from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
+from jetcapture_py.transform.prepare import first_rows, rows_of
 from spark_jobs.datasource.offsets import StreamPartition
 from spark_jobs.datasource.options import ReadOptions
 
@@ -31,6 +33,7 @@ _SPARK_TYPES = {
     layout.DELIVERED: "int",
     layout.HEADERS: "map<string, array<string>>",
     layout.PAYLOAD: "binary",
+    layout.ROW: "int",
 }
 _SCALARS: dict[st.DataType, str] = {
     st.BooleanType(): "bool",
@@ -46,24 +49,65 @@ _SCALARS: dict[st.DataType, str] = {
     st.TimestampType(): "timestamp",
 }
 
-_NOTHING_TO_DECODE = "format json: no column to decode: declare them in option columns, or in the schema"
+_OF_SCHEMA = ("avro", "protobuf")
+"""Formats whose schema says which columns there are."""
 
 
 def schema_text(options: ReadOptions) -> str:
     """Return the columns of a read without a schema, as DDL: the envelope, then `columns`. Raises ConfigError."""
-    if options.format == "json" and not options.columns:
-        raise ConfigError(_NOTHING_TO_DECODE)
+    if options.format not in ("raw", *_OF_SCHEMA) and not options.columns:
+        raise ConfigError(_nothing_to_decode(options))
     names = [name for name in layout.ENVELOPE if name != layout.HEADERS or options.include_headers]
-    return ", ".join([*(f"{name} {_SPARK_TYPES[name]}" for name in names), *filter(None, [options.columns])])
+    names += [layout.ROW] if _several_rows(options) else []
+    columns = [f"{name} {_SPARK_TYPES[name]}" for name in names]
+    if options.format in _OF_SCHEMA and not options.columns:
+        found = _spark_types(_stored(_decoder(options, {})))
+        columns += [f"`{name}` {kind.simpleString()}" for name, kind in found.items()]
+    return ", ".join([*columns, *filter(None, [options.columns])])
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    """A declared column; implements `jetcapture_py.transform.decode.json_declared.JsonColumn`."""
+def _nothing_to_decode(options: ReadOptions) -> str:
+    return f"format {options.format}: no column to decode: declare them in option columns, or in the schema"
 
-    type: str
-    path: str | None
-    unit: None = None
+
+def _several_rows(options: ReadOptions) -> bool:
+    return options.rows not in (None, "one")
+
+
+def _decoder(options: ReadOptions, columns: Mapping[str, Mapping[str, str]]) -> Decoder:
+    try:
+        return make_decoder(options.decoding(columns))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _stored(decoder: Decoder) -> pa.Schema:
+    """The columns that a decoder makes."""
+    nothing = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in ENVELOPE], schema=ENVELOPE)
+    return decoder.decode(MessageBatch(stream="", rows=nothing)).fields.schema
+
+
+def _spark_types(schema: pa.Schema) -> dict[str, st.DataType]:
+    """Spark's types of a decoder's columns. Raises ConfigError when it has none for one of them."""
+    try:
+        return {field.name: from_arrow_type(_signed(field.type)) for field in schema}
+    except PySparkTypeError as error:
+        raise ConfigError(f"Spark does not have a type of the schema: {error}") from None
+
+
+def _signed(kind: pa.DataType) -> pa.DataType:
+    """The type with the next larger one in place of unsigned integers, which Spark does not have."""
+    types = pa.types
+    if types.is_unsigned_integer(kind):
+        wider = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}
+        return wider[kind.bit_width]
+    if types.is_list(kind):
+        return pa.list_(_signed(kind.value_type))
+    if types.is_map(kind):
+        return pa.map_(_signed(kind.key_type), _signed(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _signed(field.type)) for field in kind])
+    return kind
 
 
 class MessageColumns:
@@ -72,30 +116,29 @@ class MessageColumns:
     def __init__(self, options: ReadOptions, schema: st.StructType) -> None:
         self._options = options
         self._names = schema.fieldNames()
-        types: dict[str, str] = {}
+        types: dict[str, st.DataType] = {}
         for field in schema:
             if field.name in types:
                 raise ConfigError(f"duplicate column {field.name}")
             if not field.nullable:
                 raise ConfigError(f"column {field.name}: published data cannot be declared NOT NULL")
-            types[field.name] = _type(field.name, field.dataType)
-        self._schema = pa.schema([(name, _arrow_type(name, text)) for name, text in types.items()])
-        # in any case, whatever the session's case sensitivity: a JSON field never becomes a column of such a name
-        self._envelope = {name: name.lower() for name in types if name.lower() in layout.ENVELOPE}
+            types[field.name] = field.dataType
+        # regardless of the session's case sensitivity: no decoded field becomes a column of such a name
+        own = (*layout.ENVELOPE, *([layout.ROW] if _several_rows(options) else []))
+        self._envelope = {name: name.lower() for name in types if name.lower() in own}
+        fields = {name: kind for name, kind in types.items() if name not in self._envelope}
+        arrow: dict[str, pa.DataType] = {}
         for name, column in self._envelope.items():
-            expected = pa.string() if column == layout.STREAM else ENVELOPE.field(column).type
-            if self._schema.field(name).type != expected:
+            arrow[name] = _arrow_type(name, _type(name, types[name]))
+            if arrow[name] != _envelope_type(column):
                 raise ConfigError(f"column {name}: its type is {_SPARK_TYPES[column]}")
-        fields = {name: text for name, text in types.items() if name not in self._envelope}
-        if not fields and options.format == "json":
-            raise ConfigError(_NOTHING_TO_DECODE)
+        if not fields and options.format != "raw":
+            raise ConfigError(_nothing_to_decode(options))
         if fields and options.format == "raw":
             raise ConfigError(f"format raw has no column {next(iter(fields))}; format json decodes it from the payload")
         self._fields = list(fields)
-        try:
-            self._decoder = JsonDecoder(_declared(fields)) if fields else None
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        self._decoder, decoded = _choose_decoder(options, fields)
+        self._schema = pa.schema([(name, (arrow | decoded)[name]) for name in types])
         wanted = set(self._envelope.values())
         self._headers = layout.HEADERS in wanted
         self.bare = not fields and wanted.isdisjoint((layout.HEADERS, layout.PAYLOAD))
@@ -114,31 +157,48 @@ class MessageColumns:
                 at = int(seqs[high - 1]) + 1
                 if self._options.mode == "FAILFAST":
                     self._check(batch, [each for each in failures if low <= each.index < high])
-                yield self._batch(batch.slice(low, high - low))
+                yield from self._batches(batch.slice(low, high - low))
+
+    def _batches(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the batch, in parts when it decodes to too much at once."""
+        try:
+            yield self._batch(batch)
+        except BatchTooWideError:
+            half = len(batch) // 2
+            yield from self._batches(batch.slice(0, half))
+            yield from self._batches(batch.slice(half, len(batch) - half))
 
     def _batch(self, batch: MessageBatch) -> pa.RecordBatch:
-        fields: dict[str, pa.Array] = {}
+        found: dict[str, pa.Array] = {layout.ROW: pa.array(np.zeros(len(batch)), pa.int32())}
         if self._decoder is not None:
-            decoded = self._decoder.decode(batch)
-            columns = decoded.fields.columns
+            decoded = decode_checked(self._decoder, batch)
+            places: pa.Int32Array | None = None
             if self._options.mode == "FAILFAST":
                 self._check(batch, decoded.failures)
-            elif decoded.messages is not None and self._options.mode == "DROPMALFORMED":
-                batch = MessageBatch(stream=batch.stream, rows=batch.rows.take(decoded.messages))
-            elif decoded.messages is not None:
-                rows = _row_numbers(decoded.messages, len(batch))
-                columns = [column.take(rows) for column in columns]
-            fields = dict(zip(self._fields, columns, strict=True))
+            if (messages := decoded.messages) is not None:
+                if self._options.mode == "PERMISSIVE":
+                    messages, places = _with_failures(messages, decoded.failures)
+                first = first_rows(messages)
+                batch = rows_of(batch, messages, first)
+                numbers = np.arange(len(batch)) - first if first is not None else np.zeros(len(batch))
+                found[layout.ROW] = pa.array(numbers, pa.int32())
+            found |= {name: self._column(decoded.fields, name, len(batch), places) for name in self._fields}
         arrays = []
         for name in self._names:
-            column = self._envelope.get(name)
-            if column is None:
-                arrays.append(fields[name])
-            elif column == layout.STREAM:
+            column = self._envelope.get(name, name)
+            if column == layout.STREAM:
                 arrays.append(pa.repeat(pa.scalar(self._options.stream, pa.string()), len(batch)))
             else:
-                arrays.append(batch.column(column))
+                arrays.append(found[column] if column in found else batch.column(column))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _column(self, fields: pa.RecordBatch, name: str, rows: int, places: pa.Int32Array | None) -> pa.Array:
+        """Return a decoded column with `rows` rows, taken from `places`, with the type that Spark expects."""
+        of = self._schema.field(name).type
+        if name not in fields.schema.names:  # every message failed
+            return pa.nulls(rows, of)
+        column = fields.column(name) if places is None else fields.column(name).take(places)
+        return column if column.type == of else column.cast(of)
 
     def _check(self, batch: MessageBatch, failures: Sequence[Failure]) -> None:
         if failures:
@@ -156,21 +216,44 @@ def _arrow_type(name: str, text: str) -> pa.DataType:
         raise ConfigError(f"column {name}: {error}") from None
 
 
-def _row_numbers(messages: pa.Int32Array, length: int) -> pa.Int32Array:
-    """Return the row number of each of `length` messages, null for messages without a row."""
-    rows = np.zeros(length, np.int32)
-    missing = np.ones(length, np.bool_)
-    rows[messages] = np.arange(len(messages), dtype=np.int32)
-    missing[messages] = False
-    return pa.array(rows, mask=missing)
+def _with_failures(messages: pa.Int32Array, failures: Sequence[Failure]) -> tuple[pa.Int32Array, pa.Int32Array]:
+    """Return the message of each row, with a row for each failure, and where the row is: null for a failure."""
+    origins = np.concatenate([messages.to_numpy(), np.array([failure.index for failure in failures], np.int32)])
+    order = np.argsort(origins, kind="stable")
+    places = pa.array(np.arange(len(origins), dtype=np.int32), mask=np.arange(len(origins)) >= len(messages))
+    return pa.array(origins[order], pa.int32()), places.take(pa.array(order))
 
 
-def _declared(fields: Mapping[str, str]) -> dict[str, _Declared]:
-    """Return the decoder's columns. A name that the archive escapes, such as `date_`, reads the field `date`."""
+def _envelope_type(column: str) -> pa.DataType:
+    own = {layout.STREAM: pa.string(), layout.ROW: pa.int32()}
+    return own[column] if column in own else ENVELOPE.field(column).type
+
+
+def _choose_decoder(
+    options: ReadOptions, fields: Mapping[str, st.DataType]
+) -> tuple[Decoder | None, dict[str, pa.DataType]]:
+    """Return what decodes `fields`, and the Arrow types that Spark expects. Raises ConfigError.
+
+    Fields of a schema with the types that it gives them need no declaration.
+    """
+    if not fields:
+        return None, {}
+    if options.format in _OF_SCHEMA and not options.columns:
+        whole = _decoder(options, {})
+        if fields.items() <= _spark_types(_stored(whole)).items():
+            return whole, {name: to_arrow_type(kind) for name, kind in fields.items()}
+    texts = {name: _type(name, kind) for name, kind in fields.items()}
+    types = {name: _arrow_type(name, text) for name, text in texts.items()}
+    return _decoder(options, _declared(texts, paths=options.format not in ("csv", "tsv"))), types
+
+
+def _declared(fields: Mapping[str, str], *, paths: bool) -> dict[str, dict[str, str]]:
+    """Return the decoder's columns. A name escaped by the archive, such as `date_`, is the field `date`."""
     found = {}
     for name, text in fields.items():
         plain = name.removesuffix("_")
-        found[name] = _Declared(text, plain if name != plain and layout.field_name(plain) == name else None)
+        escaped = name != plain and layout.field_name(plain) == name
+        found[name] = {"type": text} | ({"path": plain} if escaped and paths else {})
     return found
 
 

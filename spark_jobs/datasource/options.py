@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.alias_generators import to_camel
 
 from jetcapture_py.config import values as types
+from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.messages import did_you_mean, problems, wrong
 from jetcapture_py.config.model import NatsConfig, Section
 from jetcapture_py.config.units import quoted
@@ -54,9 +55,13 @@ class _Options(Section):
 
 
 class WriteOptions(_Options):
-    """Where rows go; `window` limits the unacknowledged messages of each task."""
+    """Where rows go; `window` limits the unacknowledged messages of each task.
+
+    `format` is that of payloads made of columns.
+    """
 
     subject: str | None = None
+    format: Literal["json", "msgpack"] = "json"
     window: types.Count = WINDOW
 
 
@@ -75,8 +80,17 @@ class ReadOptions(_Options):
     min_partitions: types.Count | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
-    format: Literal["raw", "json"] = "raw"
+    format: Literal["raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf"] = "raw"
     columns: str = ""
+    rows: str | None = None
+    compression: str | None = None
+    max_inflated: str | None = None
+    schema_file: str | None = Field(None, alias="schema")
+    message: str | None = None
+    registry: str | None = None
+    header: str | None = None
+    null_text: str | None = None
+    delimiter: str | None = None
     timeout: types.DurationOfSeconds = Field("60s", validate_default=True)
     mode: Annotated[Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"], BeforeValidator(_upper)] = "PERMISSIVE"
 
@@ -87,8 +101,19 @@ class ReadOptions(_Options):
             if both <= self.model_fields_set:
                 raise wrong(f"{name}Timestamp", f"cannot be combined with {name}Offsets")
         if self.columns and self.format == "raw":
-            raise wrong("columns", "only with format json")
+            raise wrong("columns", "only with a format that decodes payloads, not with raw")
         return self
+
+    def decoding(self, columns: Mapping[str, Mapping[str, Any]]) -> DecodeConfig:
+        """Return how payloads are decoded to `columns`, as a capture's section `decode`. Raises ConfigError."""
+        given = {name: getattr(self, name) for name in _DECODING if getattr(self, name) is not None}
+        if "schema_file" in given:
+            given["schema"] = given.pop("schema_file")
+        try:
+            return DecodeConfig.model_validate({"format": self.format, "columns": columns, **given})
+        except ValidationError as error:
+            found = problems(error, DecodeConfig)
+        raise ConfigError(*(to_camel(line.partition(":")[0]) + line[line.index(":") :] for line in found))
 
     def for_batch(self) -> Self:
         """Return the options; raise ConfigError for those of streaming queries only."""
@@ -110,6 +135,11 @@ _NO_TABLES = (
     "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
+_DECODING = (
+    *("rows", "compression", "max_inflated", "schema_file", "message", "registry"),
+    *("header", "null_text", "delimiter"),
+)
+"""Options that are settings of a capture's section `decode`."""
 Kind = TypeVar("Kind", bound=_Options)
 
 
@@ -122,7 +152,8 @@ def parse(kind: type[Kind], given: Mapping[str, str]) -> Kind:
         raise ConfigError(f"no options are set, not even servers; for a table: {_NO_TABLES}")
     if any(name.lower() == "provider" for name in given):
         raise ConfigError(f"CREATE TABLE: {_NO_TABLES}")
-    names = {_fold(to_camel(name)): to_camel(name) for name in kind.model_fields if name != "nats"}
+    aliases = [field.alias or to_camel(name) for name, field in kind.model_fields.items() if name != "nats"]
+    names = {_fold(alias): alias for alias in aliases}
     names |= {_fold(name): name for name in login.OPTIONS}
     chosen: dict[str, str] = {}
     for name, value in given.items():

@@ -2,9 +2,10 @@
 
 A row's subject comes from the option `subject`, a template like a capture's key, such as `orders.{region}`;
 by default it is `{subject}`, the row's column `subject` or `_nats_subject`. The payload is the first of the columns
-`payload`, `value` and `_nats_payload` that exists; without any, all other columns form a JSON object. Headers come from
-`headers`, or from `_nats_headers` except those that are instructions to a server. The message id is the column `msg_id`
-or the header `Nats-Msg-Id`. Column names ignore case unless spark.sql.caseSensitive is set.
+`payload`, `value` and `_nats_payload` that exists; without any, all other columns form a JSON object, or a MessagePack
+map with the same values. Headers come from `headers`, or from `_nats_headers` except those that are instructions to a
+server. The message id is the column `msg_id` or the header `Nats-Msg-Id`. Column names ignore case unless
+spark.sql.caseSensitive is set.
 
 A row without an id gets one from the write (the query and batch, or this `save()`), the partition, the row's position
 in it, and a hash of the message. So a retried task publishes nothing twice within the stream's duplicate window if the
@@ -22,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,7 +41,7 @@ from jetcapture_py.transform.keys import TemplateKey
 from spark_jobs.datasource.options import WriteOptions
 from spark_jobs.publishing.publish import instructs, publish_batches
 from spark_jobs.reading.columns import find
-from spark_jobs.reading.row_json import encode_rows, shorten
+from spark_jobs.reading.row_json import encode_json, encode_rows, shorten
 
 SUBJECTS = ("subject", layout.SUBJECT)
 PAYLOADS = ("payload", "value", layout.PAYLOAD)
@@ -63,6 +65,7 @@ class Messages:
 
     def __init__(self, options: WriteOptions, schema: st.StructType, *, case_sensitive: bool = False) -> None:
         self._schema, self._case_sensitive = schema, case_sensitive
+        self._encode = encode_json if options.format == "json" else msgspec.msgpack.Encoder().encode
         self._names = schema.fieldNames()
         if doubled := [name for name, count in Counter(self._names).items() if count > 1]:
             raise ConfigError(f"duplicate column {doubled[0]}: rename one with AS")
@@ -185,7 +188,7 @@ class Messages:
         if self._payload is not None:
             return pc.fill_null(rows.column(self._payload).cast(pa.binary()), b"")
         fields = st.StructType([self._schema[number] for number in self._fields])
-        return encode_rows([rows.column(number) for number in self._fields], fields)
+        return encode_rows([rows.column(number) for number in self._fields], fields, self._encode)
 
     def _header_maps(self, rows: pa.RecordBatch) -> pa.MapArray | None:
         if self._headers is None:

@@ -14,7 +14,7 @@ expressions: `encode_rows` does the same there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import localcontext
 from itertools import pairwise
@@ -43,7 +43,7 @@ _VARIANT_DIGITS = 60
 """More digits than a Variant's decimal has."""
 _INTERVAL = (("DAY", 86_400_000_000), ("HOUR", 3_600_000_000), ("MINUTE", 60_000_000), ("SECOND", 1_000_000))
 
-_encode = msgspec.json.Encoder(decimal_format="number").encode
+encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def is_nested(kind: st.DataType) -> bool:
@@ -124,11 +124,16 @@ def _has_other_keys(kind: st.DataType) -> bool:
     return any(map(_has_other_keys, inner_types(kind)))
 
 
-def encode_rows(columns: Sequence[pa.Array], schema: st.StructType) -> pa.BinaryArray:
-    """Encode each row as a JSON object. `columns` are Spark's Arrow columns of `schema`, all of the same length."""
+def encode_rows(
+    columns: Sequence[pa.Array], schema: st.StructType, encode: Callable[[Any], bytes] = encode_json
+) -> pa.BinaryArray:
+    """Encode each row as a JSON object, or as another format's with the same values.
+
+    `columns` are Spark's Arrow columns of `schema`, all of the same length.
+    """
     names = schema.fieldNames()
     values = [_values(column, field.dataType) for column, field in zip(columns, schema, strict=True)]
-    return pa.array([_encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
+    return pa.array([encode(dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)], pa.binary())
 
 
 def shorten(row: str | bytes) -> str:
@@ -210,7 +215,7 @@ def _texts(keys: pa.Array, kind: st.DataType) -> list[str]:
     values = _values(keys, kind)
     if isinstance(kind, _TEXT):
         return values
-    encoded = (_encode(value).decode() for value in values)
+    encoded = (encode_json(value).decode() for value in values)
     return list(encoded) if is_nested(kind) else [text.strip('"') for text in encoded]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from benchmarks.compare.formats import FORMATS
 from benchmarks.compare.measure import FailedError, Measured, measure
 from benchmarks.compare.orders import Scenario, fill
 from benchmarks.compare.peers import UnavailableError
@@ -33,7 +34,8 @@ GO = ("connect", "jet-capture-csv", "jet-capture-ndjson")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     """A server with the scenario's messages."""
     with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        asyncio.run(fill(server.url, SCENARIO))
+        for name in FORMATS:
+            asyncio.run(fill(server.url, replace(SCENARIO, format=name)))
         yield server
 
 
@@ -64,7 +66,7 @@ def test_every_runner_stores_and_acknowledges_each_message_once(name: str, serve
         runner = runners(CHECKOUT)[name]()
     except UnavailableError as error:
         pytest.skip(str(error))
-    measured = run(runner, server, tmp_path)
+    measured = run(runner, server, tmp_path, replace(SCENARIO, format=runner.takes))
     assert (measured.stored.rows, measured.stored.different) == (SCENARIO.messages, SCENARIO.messages)
     assert measured.redelivered == 0
     assert measured.stored.objects >= SCENARIO.keys

@@ -140,6 +140,7 @@ def captured(nats_server: Start, root: Path, kind: str, compression: str, count:
 
 
 NAMES = list(COLUMNS)
+QUOTED = ", ".join(f'"{name}"' for name in NAMES)
 
 
 def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_ser
     assert all(path.endswith(".csv") for path in files)
     types = {"amount": "DECIMAL(12,2)", "at": "TIMESTAMPTZ", "ratio": "DOUBLE", "flag": "BOOLEAN", "text": "VARCHAR"}
     duck = duckdb.connect().execute(
-        f"SELECT {', '.join(NAMES)} FROM read_csv({files}, nullstr='\\N', allow_quoted_nulls=false, "
+        f"SELECT {QUOTED} FROM read_csv({files}, nullstr='\\N', allow_quoted_nulls=false, "
         f"hive_partitioning=false, types={types})"
     )
     assert sorted(map(row, duck.fetchall())) == wanted
@@ -180,8 +181,7 @@ def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_s
         "tags": "VARCHAR[]",
     }
     duck = duckdb.connect().execute(
-        f"SELECT {', '.join(NAMES)} FROM read_json({files}, format='newline_delimited', columns={types}, "
-        "hive_partitioning=false)"
+        f"SELECT {QUOTED} FROM read_json({files}, format='newline_delimited', columns={types}, hive_partitioning=false)"
     )
     assert sorted(map(row, duck.fetchall())) == wanted
     schema = {

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.config.model import DecodeConfig
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 
 
@@ -31,6 +33,12 @@ def batch_of(payloads: Sequence[bytes | None]) -> MessageBatch:
     }
     arrays = [known.get(field.name, pa.nulls(len(payloads), field.type)) for field in ENVELOPE]
     return MessageBatch(stream="TEST", rows=pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE))
+
+
+def decode_settings(**given: Any) -> Any:
+    """The settings of `decode` with their defaults, unchecked."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in DecodeConfig.model_fields.items()}
+    return SimpleNamespace(**{**defaults, "max_inflated": 64 << 20, **given})
 
 
 def outcomes(decoded: Decoded, messages: int) -> list[dict[str, Any] | None]:

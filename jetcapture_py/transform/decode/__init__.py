@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, cast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from jetcapture_py import plugins
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.config.column_types import parse_type
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoder
-from jetcapture_py.transform.decode.json_declared import JsonColumn, JsonDecoder
+from jetcapture_py.transform.decode.common import DeclaredColumn
+from jetcapture_py.transform.decode.json_declared import JsonDecoder
 from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.raw import RawDecoder
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.decode.unpack import Unpacker
 
 __all__ = [
     "FormatConfig",
@@ -21,6 +26,7 @@ __all__ = [
     "RawDecoder",
     "conform",
     "make_decoder",
+    "make_unpacker",
     "parse_type",
     "unify",
 ]
@@ -31,25 +37,127 @@ class FormatConfig(Protocol):
 
     @property
     def format(self) -> str:
-        """raw, json, or `package.module:object`: a `Decoder`, or a callable that returns one."""
+        """A format, or `package.module:object`: a `Decoder`, or a callable that returns one."""
         ...
 
     @property
-    def columns(self) -> Mapping[str, JsonColumn]:
-        """Declared columns by name; empty: inferred."""
+    def columns(self) -> Mapping[str, DeclaredColumn]:
+        """Declared columns by name; empty: inferred, or those of the schema."""
+        ...
+
+    @property
+    def rows(self) -> str:
+        """one, lines, array, container or delimited: how a payload holds its rows."""
+        ...
+
+    @property
+    def compression(self) -> str:
+        """none, gzip, zstd, snappy or auto."""
+        ...
+
+    @property
+    def max_inflated(self) -> int:
+        """Most bytes of an inflated payload."""
+        ...
+
+    @property
+    def schema_file(self) -> Path | None:
+        """The Avro schema or the descriptor set."""
+        ...
+
+    @property
+    def message(self) -> str | None:
+        """The protobuf type."""
+        ...
+
+    @property
+    def registry(self) -> str | None:
+        """A directory or the address of a schema registry."""
+        ...
+
+    @property
+    def header(self) -> bool:
+        """Whether CSV payloads begin with the names of their fields."""
+        ...
+
+    @property
+    def null_text(self) -> str:
+        """The text of a field in CSV that is null."""
+        ...
+
+    @property
+    def delimiter(self) -> str:
+        """What separates the fields of CSV."""
         ...
 
 
 def make_decoder(config: FormatConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
-    if config.format == "json":
-        return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
+    decoder = _user_decoder(config) if config.format not in _FORMATS else _FORMATS[config.format](config)
+    if (unpack := make_unpacker(config)) is None:
+        return decoder
+    from jetcapture_py.transform.decode.unpack import UnpackingDecoder
+
+    return UnpackingDecoder(decoder, unpack)
+
+
+def _raw(config: FormatConfig) -> Decoder:
     if config.columns:
-        raise ValueError(f"columns can be declared for format json only, not for {config.format!a}")
-    if config.format == "raw":
-        return RawDecoder()
+        raise ValueError(_NO_COLUMNS.format(config.format))
+    return RawDecoder()
+
+
+def _json(config: FormatConfig) -> Decoder:
+    return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
+
+
+def _msgpack(config: FormatConfig) -> Decoder:
+    from jetcapture_py.transform.decode import msgpack
+
+    return msgpack.MsgpackDecoder(config.columns) if config.columns else msgpack.InferringMsgpackDecoder()
+
+
+def _delimited(config: FormatConfig) -> Decoder:
+    from jetcapture_py.transform.decode.delimited import DelimitedDecoder
+
+    return DelimitedDecoder(
+        config.columns,
+        delimiter="\t" if config.format == "tsv" else config.delimiter,
+        header=config.header,
+        null_text=config.null_text,
+        lines=config.rows == "lines",
+    )
+
+
+def _avro(config: FormatConfig) -> Decoder:
+    from jetcapture_py.transform.decode.avro import make
+
+    return make(config)
+
+
+def _protobuf(config: FormatConfig) -> Decoder:
+    from jetcapture_py.transform.decode.protobuf import make
+
+    return make(config)
+
+
+_FORMATS: Mapping[str, Callable[[FormatConfig], Decoder]] = {
+    "raw": _raw,
+    "json": _json,
+    "msgpack": _msgpack,
+    "csv": _delimited,
+    "tsv": _delimited,
+    "avro": _avro,
+    "protobuf": _protobuf,
+}
+_NO_COLUMNS = "columns can be declared for json, msgpack, csv, tsv, avro and protobuf, not for {0!a}"
+
+
+def _user_decoder(config: FormatConfig) -> Decoder:
+    if config.columns:
+        raise ValueError(_NO_COLUMNS.format(config.format))
     if not plugins.is_reference(config.format):
-        raise ValueError(f"unknown format {config.format!a}: raw, json or package.module:object")
+        raise ValueError(f"unknown format {config.format!a}: {', '.join(_FORMATS)} or package.module:object")
     found = plugins.load(config.format)
     made = found
     if callable(found) and (isinstance(found, type) or not hasattr(found, "decode")):
@@ -60,3 +168,26 @@ def make_decoder(config: FormatConfig) -> Decoder:
     if not callable(getattr(made, "decode", None)):
         raise ValueError(f"{config.format} is not a decoder: it has no method decode")
     return cast("Decoder", made)
+
+
+def make_unpacker(config: FormatConfig) -> Unpacker | None:
+    """Return what inflates and splits payloads before they are decoded; None where they are decoded as they are."""
+    if config.compression == "none" and (config.format, config.rows) not in _SPLITS:
+        return None
+    from jetcapture_py.transform.decode import unpack
+    from jetcapture_py.transform.decode.compression import inflater
+
+    split = _SPLITS.get((config.format, config.rows))
+    return unpack.Unpacker(
+        inflate=None if config.compression == "none" else inflater(config.compression, config.max_inflated),
+        split=None if split is None else getattr(unpack, split),
+    )
+
+
+_SPLITS = {
+    ("json", "lines"): "split_lines",
+    ("json", "array"): "split_json_array",
+    ("msgpack", "array"): "split_msgpack_array",
+    ("protobuf", "delimited"): "split_delimited",
+}
+"""Functions of `unpack` by format and rows; other formats split their payloads themselves."""

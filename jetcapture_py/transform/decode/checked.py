@@ -15,14 +15,10 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY, conform, unify
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.json_declared import JsonDecoder
-from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
-from jetcapture_py.transform.decode.raw import RawDecoder
 
 _TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.PARTITIONS}
 """Column names reserved for the archive."""
-_OURS = (RawDecoder, JsonDecoder, InferringJsonDecoder)
-"""Decoders whose columns need no validation."""
+_OURS = "jetcapture_py.transform.decode."
 _LONGEST_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 
@@ -35,7 +31,7 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     if not len(batch):
         return Decoded(fields=_NOTHING)
     try:
-        return _checked(decoder.decode(batch), len(batch), ours=type(decoder) in _OURS)
+        return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
     except BatchTooWideError:
         if len(batch) > 1:
             raise
@@ -44,6 +40,12 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
         if len(batch) == 1:
             return _failed(error)
     return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
+
+
+def _is_ours(decoder: Decoder) -> bool:
+    """Whether the decoder's columns need no validation."""
+    inner = getattr(decoder, "decoder", None)
+    return type(decoder).__module__.startswith(_OURS) and (inner is None or _is_ours(inner))
 
 
 def _failed(error: object) -> Decoded:

@@ -6,9 +6,9 @@ but must be well-formed; the last of duplicate fields counts. Anything that does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -16,28 +16,20 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import parse_declared, stored
 from jetcapture_py.text import is_text
-from jetcapture_py.transform.batch import Decoded, MessageBatch
-from jetcapture_py.transform.decode.json_common import Values, assemble, decode_each, payloads_of, show
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode.common import (
+    DeclaredColumn,
+    Values,
+    assemble,
+    decode_each,
+    show,
+    texts_of,
+    unique_names,
+)
 from jetcapture_py.transform.decode.json_values import Codec, Reader, codec, reader, struct_type
 
-
-class JsonColumn(Protocol):
-    """A declared column."""
-
-    @property
-    def type(self) -> str:
-        """A type that `types.parse_type` knows."""
-        ...
-
-    @property
-    def path(self) -> str | None:
-        """Where the field is: names with dots between them; null: the field called like the column."""
-        ...
-
-    @property
-    def unit(self) -> str | None:
-        """s, ms, us or ns for timestamps sent as numbers; null: RFC 3339 text."""
-        ...
+MakeCodec = Callable[[pa.DataType, str | None], Codec]
+"""How a declared type with its unit is read; see `json_values.codec`."""
 
 
 @dataclass(slots=True)
@@ -88,24 +80,26 @@ class _Output:
     readers: tuple[Reader, ...]
 
 
-class JsonDecoder:
-    """Decodes declared columns; ValueError, one line, when a declaration is wrong."""
+class ObjectDecoder:
+    """Decodes declared columns of messages that are one object each; ValueError, one line, for a wrong declaration.
 
-    def __init__(self, columns: Mapping[str, JsonColumn]) -> None:
+    `make` returns what decodes a payload as a msgspec type, `make_codec` how a declared type is read.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, DeclaredColumn],
+        make: Callable[[Any], Callable[[bytes], Any]],
+        make_codec: MakeCodec,
+    ) -> None:
         passes: list[_Object] = []
-        self._outputs = [_output(name, column, passes) for name, column in columns.items()]
-        self._decode = [msgspec.json.Decoder(each.accepts()).decode for each in passes]
-        taken: dict[str, str] = {}
-        for declared, output in zip(columns, self._outputs, strict=True):
-            if (other := taken.setdefault(output.name.lower(), declared)) != declared:
-                raise ValueError(
-                    f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
-                    f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
-                )
+        self._outputs = [_output(name, column, passes, make_codec) for name, column in columns.items()]
+        self._decode = [make(each.accepts()) for each in passes]
+        unique_names({declared: output.name for declared, output in zip(columns, self._outputs, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`."""
-        payloads, failures = payloads_of(batch)
+        payloads, failures = self._payloads(batch)
         passes = [decode_each(decode, payloads, failures) for decode in self._decode]
         messages = [i for i in range(len(batch)) if i not in failures] if failures else range(len(batch))
         if failures:
@@ -116,21 +110,41 @@ class JsonDecoder:
         ]
         return assemble(columns, messages, failures)
 
+    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+        """Return all payloads, and the failures of those that cannot be decoded at all."""
+        raise NotImplementedError
 
-def _output(name: str, column: JsonColumn, passes: list[_Object]) -> _Output:
+
+class JsonDecoder(ObjectDecoder):
+    """Decodes declared columns of JSON objects; ValueError, one line, when a declaration is wrong."""
+
+    def __init__(self, columns: Mapping[str, DeclaredColumn]) -> None:
+        super().__init__(columns, lambda accepts: msgspec.json.Decoder(accepts).decode, codec)
+
+    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+        return texts_of(batch)
+
+
+def declaration(name: str, column: DeclaredColumn) -> tuple[pa.DataType, list[str]]:
+    """The declared type of a column, and the names on the path to its value. Raises ValueError."""
+    if not is_text(name):
+        raise ValueError("the name is not valid text: it contains a surrogate")
+    declared = parse_declared(column.type)
+    path = [name] if column.path is None else column.path.split(".")
+    if "" in path and column.path is not None:
+        raise ValueError(f"path: {show(column.path)}: names separated by one dot, such as customer.address.city")
+    return declared, path
+
+
+def _output(name: str, column: DeclaredColumn, passes: list[_Object], make_codec: MakeCodec) -> _Output:
     """The column `name`, found a place in `passes`.
 
     Columns that need one field in two shapes (`customer` as json, and `customer.id`) take a second pass over the
     payloads.
     """
     try:
-        if not is_text(name):
-            raise ValueError("the name is not valid text: it contains a surrogate")
-        declared = parse_declared(column.type)
-        leaf = codec(declared, column.unit)
-        path = [name] if column.path is None else column.path.split(".")
-        if "" in path and column.path is not None:
-            raise ValueError(f"path: {show(column.path)}: names separated by one dot, such as customer.address.city")
+        declared, path = declaration(name, column)
+        leaf = make_codec(declared, column.unit)
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None

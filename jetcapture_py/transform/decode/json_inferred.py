@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -18,9 +19,10 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
-from jetcapture_py.config.column_types import MAX_DEPTH
+from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode.json_common import Values, assemble, decode_each, failure, payloads_of, show
+from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, show, texts_of
+from jetcapture_py.transform.decode.json_values import json_text
 
 MAX_FIELDS = 1000
 """Most columns, and most fields of one nested object: a larger one is stored as JSON text."""
@@ -43,8 +45,17 @@ _KINDS: dict[type, str] = {
     str: "string",
     list: "list",
     dict: "struct",
+    bytes: "binary",
+    datetime: "timestamp",
 }
-_SCALARS = {"bool": pa.bool_(), "int64": pa.int64(), "double": pa.float64(), "string": pa.string()}
+_SCALARS = {
+    "bool": pa.bool_(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),  # this and the next only in MessagePack
+    "timestamp": TIMESTAMP,
+}
 
 
 class InferringJsonDecoder:
@@ -54,14 +65,14 @@ class InferringJsonDecoder:
     """
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(dict[str, Any]).decode
+        self._decode = self._make(dict[str, Any])
         self._room = Room()
         self._root = Fields(self._room, layout.field_name)
         self._columns = pa.schema([])
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`; BatchTooWideError when its columns would be too large."""
-        payloads, failures = payloads_of(batch)
+        payloads, failures = self._payloads(batch)
         found = decode_each(self._decode, payloads, failures)
         decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
         self._refuse_excess(decoded, failures)
@@ -78,6 +89,13 @@ class InferringJsonDecoder:
             for key, name, shape, of in self._root.stored()
         ]
         return replace(assemble(columns, list(decoded), failures), columns=self._known())
+
+    def _make(self, accepts: Any) -> Callable[[bytes], Any]:
+        """Return what decodes a payload as a msgspec type."""
+        return msgspec.json.Decoder(accepts).decode
+
+    def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+        return texts_of(batch)
 
     def _known(self) -> pa.Schema:
         """All columns known so far."""
@@ -250,7 +268,8 @@ class FieldShape:
     def _learn_fields(self, present: list[dict[str, Any]], depth: int, rows: int) -> None:
         self.fields = self.fields or Fields(self._room)
         new = set().union(*present) - self.fields.shapes.keys()
-        if len(new) > self._room.fields or _excess(new, len(self.fields.shapes), self._room.names):
+        foreign = not all(isinstance(name, str) for name in new)  # possible in MessagePack
+        if foreign or len(new) > self._room.fields or _excess(new, len(self.fields.shapes), self._room.names):
             self.become("string")
         else:
             self.fields.learn(present, depth + 1, rows)
@@ -309,13 +328,8 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
     return values
 
 
-def json_text(value: object) -> str:
-    """`value` as compact JSON."""
-    return msgspec.json.encode(value).decode()
-
-
 def _kinds(values: Sequence[Any]) -> set[str]:
-    kinds = {_KINDS[kind] for kind in set(map(type, values))}
+    kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
     if "int64" in kinds:
         whole = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
         if min(whole) < -(2**63) or max(whole) >= 2**63:

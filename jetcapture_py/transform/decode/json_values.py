@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
-from jetcapture_py.transform.decode.json_common import Build, MisfitError, search, show
+from jetcapture_py.transform.decode.common import Build, MisfitError, search, show
 
 Reader = Callable[[list[Any]], list[Any]]
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 """Units of epoch timestamps, with the microseconds in one (a nanosecond is divided instead)."""
 
-_MAX_FLOAT32 = 3.4028234663852886e38
+MAX_FLOAT32 = 3.4028234663852886e38
 _MAX_UINT64 = 2**64 - 1
 _NUMBER = re.compile(rb'"?(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?')
 _DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -46,33 +46,53 @@ class Codec:
     build: Build
 
 
-def codec(declared: pa.DataType, unit: str | None = None) -> Codec:
+Special = Callable[[pa.DataType], Codec | None]
+
+
+def codec(declared: pa.DataType, unit: str | None = None, special: Special = lambda _: None) -> Codec:
     """How a column of the type `declared` (of `types.parse_declared`) is read.
 
     With `unit` (s, ms, us, ns; timestamps only) a timestamp is a number of such units since 1970, else RFC 3339 text.
+    `special` returns the codec of a type that another format than JSON reads differently.
     """
     if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
         raise ValueError(f"unit: {show(unit)}: only a timestamp has a unit: s, ms, us or ns")
     types = pa.types
+    if unit is None and (found := special(declared)) is not None:
+        return found
     if declared == JSON:
         return Codec(msgspec.Raw, _json_texts)
     if types.is_decimal(declared):
         return Codec(msgspec.Raw, _decimals(declared))
     if types.is_timestamp(declared):
         if unit is None:
-            return Codec(str | None, _timestamps)
+            return Codec(str | None, timestamps)
         return Codec(int | float | None if unit in ("s", "ms") else int | None, _epochs(unit))
     if types.is_date(declared):
         return Codec(str | None, _dates)
     if types.is_list(declared):
-        return _list(declared)
+        return _list(declared, special)
     if types.is_map(declared):
-        return _map(declared)
+        return _map(declared, special)
     if types.is_struct(declared):
-        return _struct(declared)
+        return _struct(declared, special)
     if declared == pa.uint64():  # msgspec knows no bound beyond int64
         return Codec(Annotated[int, msgspec.Meta(ge=0)] | None, _uint64s)
     return Codec(_plain(declared) | None, lambda values: pa.array(values, declared))
+
+
+def json_text(value: object) -> str:
+    """`value` as compact JSON: bytes in base64, extensions of MessagePack as an object. ValueError if it cannot be."""
+    try:
+        return msgspec.json.encode(value, enc_hook=_extension).decode()
+    except TypeError as error:
+        raise ValueError(f"not possible in JSON: {error}") from None
+
+
+def _extension(value: object) -> dict[str, Any]:
+    if isinstance(value, msgspec.msgpack.Ext):
+        return {"code": value.code, "data": value.data}
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
 def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
@@ -107,7 +127,7 @@ def _plain(declared: pa.DataType) -> Any:
     if types.is_binary(declared):
         return bytes
     if types.is_float32(declared):
-        return Annotated[float, msgspec.Meta(ge=-_MAX_FLOAT32, le=_MAX_FLOAT32)]
+        return Annotated[float, msgspec.Meta(ge=-MAX_FLOAT32, le=MAX_FLOAT32)]
     if types.is_float64(declared):
         return float
     signed = types.is_signed_integer(declared)
@@ -133,6 +153,12 @@ def _json_texts(values: list[msgspec.Raw | None]) -> pa.Array:
 
 
 def _decimals(declared: pa.Decimal128Type) -> Build:
+    exact = exact_decimal(declared)
+    return lambda values: pa.array([None if text is None else exact(text) for text in _texts(values)], declared)
+
+
+def exact_decimal(declared: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:
+    """What turns the text of a number, with or without quotes, into a decimal; ValueError when digits do not fit."""
     context = decimal.Context(prec=declared.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
     step = decimal.Decimal(1).scaleb(-declared.scale)
 
@@ -146,7 +172,7 @@ def _decimals(declared: pa.Decimal128Type) -> Build:
             shape = f"decimal({declared.precision}, {declared.scale})"
             raise ValueError(f"{show(text)[1:]} does not fit {shape} without rounding") from None
 
-    return lambda values: pa.array([None if text is None else exact(text) for text in _texts(values)], declared)
+    return exact
 
 
 def _dates(values: list[str | None]) -> pa.Array:
@@ -157,13 +183,14 @@ def _dates(values: list[str | None]) -> pa.Array:
     return days
 
 
-def _timestamps(values: list[str | None]) -> pa.Array:
+def timestamps(values: list[str | None]) -> pa.Array:
+    """A column of RFC 3339 texts with zones; digits below a microsecond are cut off."""
     expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
     texts = pc.ascii_upper(pa.array(values, pa.string()))
     if not _all(pc.match_substring_regex(texts, _MICROSECONDS)):
         texts = pc.replace_substring_regex(texts, _LONGER, r"\1\2")
         _require(pc.match_substring_regex(texts, _MICROSECONDS), values, expected)
-    return _in_years(_parsed(texts, TIMESTAMP, values, expected), values)
+    return in_years(_parsed(texts, TIMESTAMP, values, expected), values)
 
 
 def _epochs(unit: str) -> Build:
@@ -175,7 +202,7 @@ def _epochs(unit: str) -> Build:
                 numbers = [None if value is None else value // 1_000 for value in values]
             else:
                 numbers = [None if value is None else round(value * scale) for value in values]
-            return _in_years(pa.array(numbers, pa.int64()).cast(TIMESTAMP), values)
+            return in_years(pa.array(numbers, pa.int64()).cast(TIMESTAMP), values)
         except OverflowError:
             raise ValueError(f"expected {_YEARS}") from None
 
@@ -190,7 +217,7 @@ def _parsed(texts: pa.Array, to: pa.DataType, values: list[str | None], expected
         raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad}) from None
 
 
-def _in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
+def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
     """`stamps`, if Spark and Python can hold them too."""
     numbers = stamps.cast(pa.int64())
     inside = pc.and_(pc.greater_equal(numbers, _YEAR_1), pc.less(numbers, _YEAR_10000))
@@ -217,8 +244,8 @@ def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
         raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
 
 
-def _list(declared: pa.ListType) -> Codec:
-    item = codec(declared.value_type)
+def _list(declared: pa.ListType, special: Special) -> Codec:
+    item = codec(declared.value_type, special=special)
     of = stored(declared)
 
     def build(values: list[list[Any] | None]) -> pa.Array:
@@ -227,8 +254,8 @@ def _list(declared: pa.ListType) -> Codec:
     return Codec(list[item.accepts] | None, build)  # type: ignore[name-defined]
 
 
-def _map(declared: pa.MapType) -> Codec:
-    item = codec(declared.item_type)
+def _map(declared: pa.MapType, special: Special) -> Codec:
+    item = codec(declared.item_type, special=special)
     of = stored(declared)
 
     def build(values: list[dict[str, Any] | None]) -> pa.Array:
@@ -239,8 +266,8 @@ def _map(declared: pa.MapType) -> Codec:
     return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]
 
 
-def _struct(declared: pa.StructType) -> Codec:
-    codecs = [codec(field.type) for field in declared]
+def _struct(declared: pa.StructType, special: Special) -> Codec:
+    codecs = [codec(field.type, special=special) for field in declared]
     readers = [reader(f"f{i}") for i in range(len(codecs))]
     of = stored(declared)
     accepts = struct_type([(field.name, inner.accepts) for field, inner in zip(declared, codecs, strict=True)])

@@ -23,6 +23,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, open_store
 from jetcapture_py.store import root as archive_root
+from jetcapture_py.store.remote import FsspecStore
 from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
 
 KEYS = [
@@ -210,6 +211,36 @@ def test_what_another_replica_writes_while_a_note_is_changed_is_not_lost(place: 
     assert content is not None
     assert content.count(b"[own]") == 2
     assert [content.count(b"[other %d]" % number) for number in range(len(others))] == [1] * len(others)
+
+
+@pytest.mark.parametrize("store", ["moto", "real_s3", "azure"])
+def test_what_others_write_while_a_note_is_created_is_not_lost(
+    request: pytest.FixtureRequest, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Place = request.getfixturevalue(store)
+    one, other = place.open(), place.open()
+    assert isinstance(one, FsspecStore)
+    assert isinstance(other, NoteStore)
+    read, first, later = one.read_note, [True], [b"[after]"]
+
+    def read_after_another(path: str) -> bytes | None:
+        """Find no note at first, and then the one that another replica has just created."""
+        there = read(path)
+        if there is None and not first:
+            add(other, b"[created]")
+            return read(path)
+        first.clear()
+        return there
+
+    def overtaken(data: bytes | None) -> bytes:
+        """Let another replica write before this one does."""
+        if data is not None and later:
+            add(other, later.pop())
+        return (data or b"") + b"[own]"
+
+    monkeypatch.setattr(one, "read_note", read_after_another)
+    change_note(one, "_watermark/S.json", overtaken)
+    assert read("_watermark/S.json") == b"[created][after][own]"
 
 
 def test_a_note_that_needs_no_change_is_not_written(place: Place) -> None:

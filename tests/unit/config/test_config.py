@@ -135,9 +135,57 @@ def test_the_defaults_are_the_contract() -> None:
         (
             "decode.format",
             "jsn",
-            'decode.format: expected raw, json or package.module:object, got "jsn"; did you mean json?',
+            (
+                "decode.format: expected raw, json, msgpack, csv, tsv, avro, protobuf or package.module:object, "
+                'got "jsn"; did you mean json?'
+            ),
         ),
-        ("decode.columns", {"a": "int64"}, "decode.columns: only with decode.format json, not with raw"),
+        (
+            "decode.columns",
+            {"a": "int64"},
+            "decode.columns: only with decode.format json, msgpack, csv, tsv, avro or protobuf, not with raw",
+        ),
+        ("decode", {"format": "csv"}, "decode.columns: required with decode.format csv, but not set"),
+        ("decode", {"format": "avro"}, "decode.schema: required with decode.format avro, but not set"),
+        (
+            "decode",
+            {"format": "protobuf", "schema": "a.pb"},
+            "decode.message: required with decode.format protobuf, but not set",
+        ),
+        (
+            "decode",
+            {"format": "json", "schema": "a.avsc"},
+            "decode.schema: only with decode.format avro or protobuf, not with json",
+        ),
+        ("decode", {"format": "json", "registry": "x"}, "decode.registry: only with decode.format avro, not with json"),
+        (
+            "decode",
+            {"format": "json", "header": True},
+            "decode.header: only with decode.format csv or tsv, not with json",
+        ),
+        (
+            "decode",
+            {"format": "tsv", "columns": {"a": "int64"}, "delimiter": ";"},
+            "decode.delimiter: only with decode.format csv, not with tsv",
+        ),
+        ("decode.delimiter", "ab", 'decode.delimiter: expected a character such as ; or |, got "ab"'),
+        (
+            "decode",
+            {"format": "avro", "schema": "a.avsc", "rows": "lines"},
+            "decode.rows: lines is only for decode.format json, csv or tsv, not for avro",
+        ),
+        (
+            "decode.compression",
+            "gzip",
+            "decode.compression: only with a format that decodes the payload, not with raw",
+        ),
+        (
+            "decode.registry",
+            "ftp://x",
+            "decode.registry: expected a directory, or an address that starts with http:// or https://",
+        ),
+        ("decode.registry", "http://u:p@x", "decode.registry: credentials are not part of an address"),
+        ("decode.shema", "x", "decode.shema: unknown setting; did you mean schema?"),
         (
             "decode.keep_payload",
             False,

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,7 +18,7 @@ from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
 from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, make_decoder
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Prepared, Preparer
-from tests.support.batches import Declared
+from tests.support.batches import Declared, decode_settings
 from tests.unit.properties import examples
 
 # ------------------------------------------------------------------ the reference
@@ -151,7 +150,7 @@ def ways(
     return found
 
 
-INFERRED = SimpleNamespace(format="json", columns={})
+INFERRED = decode_settings(format="json", columns={})
 
 
 @examples(150)
@@ -201,7 +200,7 @@ declared_payloads = objects(declared_values).map(str.encode)
 def test_a_key_of_declared_columns_is_the_same_in_every_company(
     columns: dict[str, str], template: str, messages: list[bytes], before: list[bytes], chance: random.Random
 ) -> None:
-    config = SimpleNamespace(format="json", columns={name: Declared(kind) for name, kind in columns.items()})
+    config = decode_settings(format="json", columns={name: Declared(kind) for name, kind in columns.items()})
     first, *others = ways(lambda: make_decoder(config), make_key(template, config), messages, before, chance)
     for keys in others:
         assert keys == first

@@ -13,7 +13,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.model import BlockConfig, DecodeConfig
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
-from jetcapture_py.transform.event_time import make_event_time
+from jetcapture_py.transform.event_time import EventTime, make_event_time
 from jetcapture_py.transform.keys import make_key
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.unit.transform.test_prepare import Sent, faults, received, seqs
@@ -85,6 +85,13 @@ def test_inferred_fields_are_read_from_the_message_alone() -> None:
     assert faults(found) == {3: "time"}
 
 
+def test_an_inferred_number_keeps_its_digits_beside_a_message_with_a_fraction() -> None:
+    found = prepare(
+        sent(at=(NOON + 900) * 10**9 - 1), sent(at=0.5), time="at", time_unit="ns", decode={"format": "json"}
+    )
+    assert places(found) == {1: NOON, 2: 0}
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_a_number_counts_the_configured_unit(unit: str) -> None:
     number = NOON * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
@@ -151,6 +158,31 @@ def test_all_rows_of_a_message_go_where_its_first_row_belongs() -> None:
     assert places(found) == {1: NOON, 3: NOON + 900}
     assert seqs(found.rows) == [1, 1, 1, 3]
     assert found.rows.column(layout.TIME).cast(pa.int64()).to_pylist() == [NOON * 10**6] * 3 + [(NOON + 900) * 10**6]
+    assert faults(found) == {2: "time"}
+
+
+def test_each_line_of_a_payload_is_in_the_bucket_of_the_first() -> None:
+    payload = b'{"at": "2026-05-01T12:00:00Z"}\n{"at": "2026-05-01T13:00:00Z"}\n'
+    for columns in ({}, {"at": "timestamp"}):
+        decode = {"format": "json", "rows": "lines", "columns": columns}
+        found = prepare(Sent(payload), header("x"), Sent(b'{"at": 1}'), time="at", decode=decode)
+        assert places(found) == {1: NOON}
+        assert seqs(found.rows) == [1, 1]
+        assert set(faults(found)) == {2, 3}
+
+
+def test_a_payload_that_cannot_be_read_again_has_no_time() -> None:
+    def texts(batch: MessageBatch) -> dict[str, pa.StringArray]:
+        payloads = batch.column(layout.PAYLOAD).to_pylist()
+        if b"bad" in payloads:
+            raise ValueError("bad")
+        return {"at": pa.array([payload.decode() for payload in payloads], pa.string())}
+
+    times = EventTime("at", texts=texts)
+    parts: dict[str, Any] = {"stream": "S", "consumer": "C", "decoder": RawDecoder(), "key": make_key("")}
+    preparer = Preparer(**parts, interval=900, keep_payload=True, time=times)
+    found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
+    assert places(found) == {1: NOON, 3: NOON + 900}
     assert faults(found) == {2: "time"}
 
 

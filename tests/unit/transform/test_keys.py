@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, date, datetime
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey, buckets, group, make_key
-from tests.support.batches import Declared, batch_of
+from tests.support.batches import Declared, batch_of, decode_settings
 
 NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])
 
@@ -226,7 +225,7 @@ def test_a_field_with_a_reserved_name_is_found_under_its_column_name() -> None:
     ],
 )
 def test_a_field_that_nobody_declared_is_the_text_that_was_sent(template: str, payload: bytes, key: str | None) -> None:
-    found = make_key(template, SimpleNamespace(format="json", columns={}))
+    found = make_key(template, decode_settings(format="json", columns={}))
     assert found(batch_of([payload, b"{}", payload]), NO_FIELDS).to_pylist() == [key, None, key]
 
 
@@ -234,8 +233,8 @@ def test_a_declared_field_is_its_column_and_a_field_of_an_own_decoder_is_its_col
     fields = pa.RecordBatch.from_pydict({"x": [1.0]})
     for config in (
         None,
-        SimpleNamespace(format="json", columns={"x": Declared("float64")}),
-        SimpleNamespace(format="own:decoder", columns={}),
+        decode_settings(format="json", columns={"x": Declared("float64")}),
+        decode_settings(format="own:decoder", columns={}),
     ):
         assert make_key("{x}", config)(batch_of([b'{"x": 1.00}']), fields).to_pylist() == ["1"]
 

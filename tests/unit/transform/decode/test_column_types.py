@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pyarrow as pa
 import pytest
 
 from jetcapture_py.transform.decode import make_decoder, parse_type
 from jetcapture_py.transform.decode.raw import RawDecoder
-from tests.support.batches import Declared, batch_of, outcomes
+from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_a_wrong_type_is_refused_in_one_line_with_a_hint(text: str, hint: str) -
 
 
 def test_the_raw_decoder_takes_every_message_and_gives_no_fields() -> None:
-    decoder = make_decoder(SimpleNamespace(format="raw", columns={}))
+    decoder = make_decoder(decode_settings(format="raw", columns={}))
     decoded = decoder.decode(batch_of([b"", b"\xff", None]))
     assert decoded.fields.num_columns == 0
     assert decoded.messages is None
@@ -88,14 +86,14 @@ def test_the_raw_decoder_takes_every_message_and_gives_no_fields() -> None:
 
 
 def test_a_format_may_name_a_class_of_the_users_own() -> None:
-    decoder = make_decoder(SimpleNamespace(format="jetcapture_py.transform.decode.raw:RawDecoder", columns={}))
+    decoder = make_decoder(decode_settings(format="jetcapture_py.transform.decode.raw:RawDecoder", columns={}))
     assert isinstance(decoder, RawDecoder)
 
 
 @pytest.mark.parametrize(
     ("fmt", "columns", "hint"),
     [
-        ("xml", {}, "raw, json or package.module:object"),
+        ("xml", {}, "raw, json, msgpack, csv, tsv, avro, protobuf or package.module:object"),
         ("no_such_module:thing", {}, "cannot import"),
         ("jetcapture_py.transform.decode.raw:nothing", {}, "cannot import"),
         ("builtins:dict", {}, "no method decode"),
@@ -104,4 +102,4 @@ def test_a_format_may_name_a_class_of_the_users_own() -> None:
 )
 def test_a_format_that_cannot_be_had_is_refused(fmt: str, columns: dict[str, Declared], hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
-        make_decoder(SimpleNamespace(format=fmt, columns=columns))
+        make_decoder(decode_settings(format=fmt, columns=columns))

@@ -1,10 +1,10 @@
-"""Shared parts of the JSON decoders. Guarantee: a refused message does not affect its neighbors."""
+"""Shared parts of the decoders. Guarantee: a refused message does not affect its neighbors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +19,25 @@ REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.Msgs
 Row = TypeVar("Row")
 Build = Callable[[list[Any]], pa.Array]
 """Makes a column of Python values, null for None; raises one of `REFUSALS` when a value does not fit."""
+
+
+class DeclaredColumn(Protocol):
+    """A declared column."""
+
+    @property
+    def type(self) -> str:
+        """A type that `column_types.parse_type` knows."""
+        ...
+
+    @property
+    def path(self) -> str | None:
+        """Where the field is: names with dots between them; null: the field called like the column."""
+        ...
+
+    @property
+    def unit(self) -> str | None:
+        """s, ms, us or ns for timestamps sent as numbers; null: RFC 3339 text."""
+        ...
 
 
 class MisfitError(ValueError):
@@ -50,7 +69,13 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def payloads_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
+def payloads_of(batch: MessageBatch) -> list[bytes]:
+    """Every payload of `batch`; empty for null."""
+    payloads: list[bytes] = batch.column(layout.PAYLOAD).fill_null(b"").to_pylist()
+    return payloads
+
+
+def texts_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
     """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8.
 
     msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
@@ -87,6 +112,17 @@ def decode_each(
             rows.append(None)
         else:
             return rows
+
+
+def unique_names(columns: Mapping[str, str]) -> None:
+    """Raise ValueError when two of the `columns`, by the names they were declared with, get the same name in Spark."""
+    taken: dict[str, str] = {}
+    for declared, name in columns.items():
+        if (other := taken.setdefault(name.lower(), declared)) != declared:
+            raise ValueError(
+                f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
+                f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
+            )
 
 
 def assemble(columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure]) -> Decoded:

@@ -1,0 +1,211 @@
+"""Avro (specification 1.12) with a reader's schema: single datums, and object container files.
+
+A datum names the schema it was written with in one of two ways: single-object encoding, or Confluent's wire format with
+a registry. Without either it must have been written with the reader's schema itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode import avro_container
+from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
+from jetcapture_py.transform.decode.avro_schema import is_recursive, shape_of, without_logical
+from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode.shapes import columns_of
+from jetcapture_py.transform.decode.unpack import MAX_ROWS, of_messages, rows_error
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.decode import FormatConfig
+
+try:
+    import fastavro
+    import fastavro._read_py as slow_reader
+    from fastavro.schema import fingerprint, to_parsing_canonical_form
+except ImportError:
+    fastavro = None  # type: ignore[assignment]
+
+_SINGLE_OBJECT = b"\xc3\x01"
+_CONFLUENT = b"\x00"
+_SAFE_BYTES = 500
+"""A recursive value of so few bytes cannot nest deep enough to exhaust the stack of the library's compiled reader."""
+_KEPT_SCHEMAS = 256
+"""Schemas of containers that are kept parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """A writer's schema; `reader` is the schema to resolve it to, None where they are the same."""
+
+    schema: Any
+    reader: Any
+    recursive: bool
+
+    def read(self, stream: io.BytesIO, size: int) -> Any:
+        """Read one datum of at most `size` bytes. Raises ValueError."""
+        read = slow_reader.schemaless_reader if self.recursive and size > _SAFE_BYTES else fastavro.schemaless_reader
+        try:
+            return read(stream, self.schema, self.reader)
+        except Exception as error:  # of many types, for damaged data
+            raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
+
+
+class AvroDecoder:
+    """Decodes datums, or with `container` object container files, to the columns of `schema`, or `columns` of it.
+
+    Raises ValueError, one line, for a wrong declaration.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        columns: Mapping[str, DeclaredColumn],
+        *,
+        registry: Registry | None = None,
+        container: bool = False,
+        max_inflated: int = 64 << 20,
+    ) -> None:
+        named: dict[str, Any] = {}
+        parsed = _parsed(schema, named)
+        shape = shape_of(parsed, named)
+        if shape.fields is None:
+            raise ValueError("the schema is not a record with fields")
+        self._columns = columns_of(shape, columns)
+        self._reader = _parsed(without_logical(schema), {})
+        self._own = self._writer(schema)
+        self._by_fingerprint = {_fingerprint(schema): self._own}
+        self._by_id: dict[int, _Writer] = {}
+        self._of_containers: OrderedDict[bytes, _Writer] = OrderedDict()
+        self._registry, self._container, self._max_inflated = registry, container, max_inflated
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`."""
+        payloads, failures = payloads_of(batch), dict[int, Failure]()
+        if self._container:
+            return self._containers(payloads, failures)
+        datums = decode_each(self._datum, payloads, failures)
+        messages = [index for index in range(len(payloads)) if index not in failures]
+        rows = [datums[index] for index in messages] if failures else datums
+        return assemble([column.values(rows) for column in self._columns], messages, failures)
+
+    def _containers(self, payloads: list[bytes], failures: dict[int, Failure]) -> Decoded:
+        rows: list[Any] = []
+        counts = []
+        for found in decode_each(self._rows, payloads, failures):
+            counts.append(len(found or ()))
+            rows.extend(found or ())
+            if len(rows) > MAX_ROWS and len(payloads) > 1:
+                raise BatchTooWideError
+        decoded = assemble([column.values(rows) for column in self._columns], range(len(rows)), {})
+        return of_messages(decoded, np.repeat(np.arange(len(payloads), dtype=np.int32), counts), failures)
+
+    def _datum(self, payload: bytes) -> Any:
+        writer, start = self._framing(payload)
+        stream = io.BytesIO(payload)
+        stream.seek(start)
+        value = writer.read(stream, len(payload))
+        if stream.tell() != len(payload):
+            raise ValueError(f"{len(payload) - stream.tell()} bytes follow the datum")
+        return value
+
+    def _framing(self, payload: bytes) -> tuple[_Writer, int]:
+        """Return the writer's schema, and where the datum begins. Raises ValueError."""
+        if payload.startswith(_SINGLE_OBJECT) and len(payload) >= 10:
+            mark = payload[2:10]
+            if mark in self._by_fingerprint:
+                return self._by_fingerprint[mark], 10
+            if self._registry is not None and (schema := self._registry.with_fingerprint(mark, _fingerprint)):
+                return self._by_fingerprint.setdefault(mark, self._writer(schema)), 10
+        if self._registry is None:
+            return self._own, 0
+        if not payload.startswith(_CONFLUENT) or len(payload) < 5:
+            raise ValueError("expected a zero and four bytes with the id of a schema")
+        return self._with_id(int.from_bytes(payload[1:5], "big")), 5
+
+    def _with_id(self, number: int) -> _Writer:
+        if (known := self._by_id.get(number)) is None:
+            assert self._registry is not None  # noqa: S101  only called with one
+            known = self._by_id[number] = self._writer(self._registry.with_id(number))
+        return known
+
+    def _writer(self, schema: Any) -> _Writer:
+        named: dict[str, Any] = {}
+        plain = _parsed(without_logical(schema), named)
+        recursive = is_recursive(plain, named)
+        same = plain == self._reader
+        return _Writer(plain, None if same else self._reader, recursive)
+
+    def _rows(self, payload: bytes) -> list[Any]:
+        """The rows of an object container file. Raises ValueError."""
+        if not payload:
+            raise ValueError("the payload is empty")
+        header = avro_container.Header(payload)
+        if (writer := self._of_containers.get(header.schema)) is None:
+            writer = self._of_containers[header.schema] = self._writer(_json(header.schema))
+            if len(self._of_containers) > _KEPT_SCHEMAS:
+                self._of_containers.popitem(last=False)
+        rows: list[Any] = []
+        for count, data in header.blocks(self._max_inflated):
+            if len(rows) + count > MAX_ROWS or count > len(data):
+                raise ValueError(f"a block announces {count} rows in {len(data)} bytes")
+            stream = io.BytesIO(data)
+            rows.extend(writer.read(stream, len(data)) for _ in range(count))
+            if stream.tell() != len(data):
+                raise ValueError("a block has more data than rows")
+        if (wrong := rows_error(len(rows))) is not None:
+            raise ValueError(wrong)
+        return rows
+
+
+def make(config: FormatConfig) -> AvroDecoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    if fastavro is None:
+        raise ValueError("avro needs fastavro: pip install 'jetcapture[avro]'")
+    assert config.schema_file is not None  # noqa: S101  the configuration requires it
+    try:
+        schema = json.loads(Path(config.schema_file).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"schema: {one_line(error)}") from None
+    try:
+        return AvroDecoder(
+            schema,
+            config.columns,
+            registry=None if config.registry is None else Registry(config.registry),
+            container=config.rows == "container",
+            max_inflated=config.max_inflated,
+        )
+    except RegistryError as error:
+        raise ValueError(f"registry: {error}") from None
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the schema nests too deep") from None
+
+
+def _parsed(schema: Any, named: dict[str, Any]) -> Any:
+    """The schema with full names; `named` gets its named types. Raises ValueError."""
+    try:
+        return fastavro.parse_schema(schema, named_schemas=named)
+    except Exception as error:  # of several types
+        raise ValueError(f"the schema is not valid: {one_line(error)}") from None
+
+
+def _fingerprint(schema: Any) -> bytes:
+    """The CRC-64-AVRO fingerprint of a schema, as single-object encoding has it. Raises ValueError."""
+    try:
+        return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
+    except Exception as error:  # of several types
+        raise ValueError(f"the schema is not valid: {one_line(error)}") from None

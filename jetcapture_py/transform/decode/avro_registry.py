@@ -1,0 +1,100 @@
+"""Writers' schemas by id: a directory of `<id>.avsc` files, or a schema registry over HTTP (Confluent's API)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jetcapture_py.backoff import delays
+from jetcapture_py.text import one_line
+
+_TIMEOUT = 5.0
+_PATIENCE = 20.0
+"""Seconds that messages wait for a registry that does not answer, before they go to the quarantine."""
+_FORGET = 30.0
+"""Seconds after which a schema that was not there is looked for again."""
+_MOST_MISSING = 10_000
+_LARGEST = 16 << 20
+"""Bytes of a registry's answer."""
+
+
+class RegistryError(Exception):
+    """The registry cannot be used: a wrong setting."""
+
+
+class Registry:
+    """Finds schemas at `place`. Raises RegistryError when that is a directory that is not there."""
+
+    def __init__(self, place: str) -> None:
+        self._url = place.rstrip("/") if "://" in place else None
+        self._directory = Path(place)
+        self._missing: dict[int | bytes, tuple[float, str]] = {}
+        self._marks: dict[bytes, Path] = {}
+        if self._url is None and not self._directory.is_dir():
+            raise RegistryError("the directory does not exist")
+
+    def with_id(self, number: int) -> Any:
+        """Return the schema with that id, as from JSON. Raises ValueError when it cannot be had."""
+        self._check_missing(number)
+        try:
+            return self._fetch(number) if self._url is not None else _read(self._directory / f"{number}.avsc")
+        except FileNotFoundError:
+            raise self._missed(number, f"schema {number} is not in the registry") from None
+        except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
+            raise self._missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
+
+    def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
+        """Return the schema of a directory with that `fingerprint`; None when there is none."""
+        if self._url is not None or (mark in self._missing and self._missing[mark][0] > time.monotonic()):
+            return None
+        if mark not in self._marks:
+            for path in self._directory.glob("*.avsc"):
+                try:
+                    self._marks[fingerprint(_read(path))] = path
+                except (OSError, ValueError, RecursionError):
+                    continue  # messages with its id will say what is wrong with it
+        if mark not in self._marks:
+            self._missed(mark, "")
+            return None
+        return _read(self._marks[mark])
+
+    def _check_missing(self, number: int) -> None:
+        again, reason = self._missing.get(number, (0.0, ""))
+        if again > time.monotonic():
+            raise ValueError(reason)
+
+    def _missed(self, key: int | bytes, reason: str) -> ValueError:
+        if len(self._missing) >= _MOST_MISSING:
+            self._missing.clear()
+        self._missing[key] = time.monotonic() + _FORGET, reason
+        return ValueError(reason)
+
+    def _fetch(self, number: int) -> Any:
+        """Ask the registry; retry while it does not answer, for some time."""
+        deadline, waits = time.monotonic() + _PATIENCE, delays(0.1, 2.0)
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self._url}/schemas/ids/{number}", timeout=_TIMEOUT) as answer:  # noqa: S310
+                    found = json.loads(answer.read(_LARGEST))
+                if not isinstance(found, dict) or found.get("schemaType", "AVRO") != "AVRO" or found.get("references"):
+                    raise ValueError("it is not an Avro schema without references")
+                return json.loads(found["schema"])
+            except urllib.error.HTTPError as error:
+                if error.code == 404:
+                    raise FileNotFoundError from None
+                if error.code < 500 or time.monotonic() > deadline:
+                    raise
+            except (OSError, http.client.HTTPException):
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(next(waits))
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))

@@ -1,0 +1,283 @@
+"""CSV and TSV with declared columns (RFC 4180).
+
+Arrow parses the payloads of a batch as one buffer, which is far faster than one by one. Joining is safe only for
+payloads that are complete records by themselves. That is proven first, for each of them: it has no quote, or it matches
+a pattern that allows quotes only around a whole field and doubled inside of it. A payload that does not fails alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.column_types import stored
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode.common import DeclaredColumn, failure, show, texts_of, unique_names
+from jetcapture_py.transform.decode.json_declared import declaration
+from jetcapture_py.transform.decode.text_values import BuildTexts, convert, text_builder
+from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
+
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A declared column; `source` is its name in a header."""
+
+    name: str
+    source: str
+    type: pa.DataType
+    build: BuildTexts
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Records of messages, in their order: `owners` has the message of each, `columns` a text for each, null for null.
+
+    `failures` has the messages without a record.
+    """
+
+    owners: Any
+    columns: Sequence[pa.StringArray]
+    failures: dict[int, Failure]
+
+
+class DelimitedDecoder:
+    """Decodes records of fields; ValueError, one line, when a declaration is wrong.
+
+    With `header`, the first record of each message names its fields; without, `columns` are all fields in their order.
+    With `lines`, a message has one record or more, else exactly one. A field that is `null_text`, without quotes, is
+    null.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, DeclaredColumn],
+        *,
+        delimiter: str = ",",
+        header: bool = False,
+        null_text: str = "",
+        lines: bool = False,
+    ) -> None:
+        self._columns = [_column(name, column, header=header) for name, column in columns.items()]
+        unique_names({declared: column.name for declared, column in zip(columns, self._columns, strict=True)})
+        self._delimiter, self._header, self._null_text, self._lines = delimiter, header, null_text, lines
+        separator = r"\t" if delimiter == "\t" else re.escape(delimiter)
+        field = rf'(?:"(?:[^"]|"")*"|[^"\r\n{separator}]*)'
+        record = f"{field}(?:{separator}{field})*"
+        self._pattern = rf"\A{record}(?:\r?\n{record})*\z"
+        self._head = rf"\A(?P<head>{record})\r?\n(?P<rest>(?s:.*))\z"
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`."""
+        _, failures = texts_of(batch)
+        payloads = batch.column(layout.PAYLOAD).fill_null(b"")
+        good = np.array([index for index in range(len(batch)) if index not in failures], np.int32)
+        texts = (payloads.take(pa.array(good)) if failures else payloads).cast(pa.string())
+        texts, good = self._complete(texts, good, failures)
+        found = self._with_headers(texts, good) if self._header else self._whole(texts, good)
+        failures |= found.failures
+        arrays: list[pa.Array] = []
+        for column, values in zip(self._columns, found.columns, strict=True):
+            array, bad = convert(column.build, values)
+            arrays.append(array)
+            for row, reason in sorted(bad.items()):
+                index = int(found.owners[row])
+                failures.setdefault(index, failure(index, f"column {show(column.name)}: {reason}"))
+        schema = pa.schema([(column.name, column.type) for column in self._columns])
+        fields, owners = pa.RecordBatch.from_arrays(arrays, schema=schema), found.owners
+        if failures:
+            kept = ~np.isin(owners, list(failures))
+            fields, owners = fields.filter(pa.array(kept)), owners[kept]
+        one_each = not failures and len(owners) == len(batch)
+        return Decoded(
+            fields=fields,
+            messages=None if one_each else pa.array(owners, pa.int32()),
+            failures=tuple(failures[index] for index in sorted(failures)),
+        )
+
+    def _complete(self, texts: pa.StringArray, good: Any, failures: dict[int, Failure]) -> tuple[pa.StringArray, Any]:
+        """Return the texts that are complete records, and their messages; the others become failures."""
+        wrong = empty = pc.equal(pc.binary_length(texts), 0)
+        texts = _trimmed(texts)
+        data = _joined(texts)
+        if b'"' in data or b"\r" in data:
+            wrong = pc.or_(wrong, pc.invert(pc.match_substring_regex(texts, self._pattern)))
+        if not pc.any(wrong).as_py():
+            return texts, good
+        mask = wrong.to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(mask).tolist():
+            error = "the payload is empty" if empty[row].as_py() else "a quote or a line break where none is allowed"
+            failures[int(good[row])] = failure(int(good[row]), error)
+        return texts.filter(pa.array(~mask)), good[~mask]
+
+    def _parse(self, texts: pa.StringArray, messages: Any, width: int, wanted: Sequence[int]) -> _Records:
+        """Parse `texts` of `messages`, each of complete records, which must have `width` fields each."""
+        data, failures = _joined(texts), dict[int, Failure]()
+        if width > 1 and (blank := _blank(texts, data)) is not None:  # Arrow takes it for a record of nulls
+            failures = {int(index): failure(int(index), "a blank line") for index in messages[blank]}
+            texts, messages = texts.filter(pa.array(~blank)), messages[~blank]
+            data = _joined(texts)
+        counts = np.ones(len(texts), np.int64)
+        if data.count(b"\n") != len(texts) - 1:
+            counts = _records(texts, quoted=b'"' in data)
+            many = np.flatnonzero(counts > (MAX_ROWS if self._lines else 1))
+            for row in many.tolist():
+                error = f"more than {MAX_ROWS} rows" if self._lines else f"expected one record, got {counts[row]}"
+                failures[int(messages[row])] = failure(int(messages[row]), error)
+            if len(many):
+                texts = texts.take(pa.array(np.delete(np.arange(len(texts)), many)))
+                messages, counts = np.delete(messages, many), np.delete(counts, many)
+                data = _joined(texts)
+            check_rows(counts.tolist())
+        owners = np.repeat(messages, counts).astype(np.int32)
+        columns, invalid = self._read(data, len(owners), width, wanted)
+        for record, error in invalid.items():
+            failures.setdefault(int(owners[record]), failure(int(owners[record]), error))
+        return _Records(np.delete(owners, list(invalid)), columns, failures)
+
+    def _read(
+        self, records: bytes, count: int, width: int, wanted: Sequence[int]
+    ) -> tuple[Sequence[pa.StringArray], dict[int, str]]:
+        """Parse `count` complete records; return the `wanted` fields as columns, and what is wrong with other records.
+
+        The first record given to Arrow is not a message's, because it drops a byte order mark where its buffer starts.
+        """
+        names = [str(number) for number in range(width)]
+        if not count:
+            return [pa.array([], pa.string()) for _ in wanted], {}
+        data = b"".join([self._delimiter.encode() * (width - 1), b"\n", records, b"\n"])
+        invalid: dict[int, str] = {}
+
+        def skip(row: arrow_csv.InvalidRow) -> str:
+            invalid[row.number - 2] = f"expected {row.expected_columns} fields, got {row.actual_columns}"
+            return "skip"
+
+        table = arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
+            arrow_csv.ParseOptions(
+                delimiter=self._delimiter,
+                newlines_in_values=b'"' in data,
+                ignore_empty_lines=False,
+                invalid_row_handler=skip,
+            ),
+            arrow_csv.ConvertOptions(
+                check_utf8=False,
+                column_types=dict.fromkeys(names, pa.string()),
+                null_values=[self._null_text],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                include_columns=[names[number] for number in wanted],
+            ),
+        )
+        if table.num_rows != 1 + count - len(invalid):
+            raise RuntimeError(f"Arrow found {table.num_rows - 1} records instead of {count - len(invalid)}")
+        return [column.combine_chunks().slice(1) for column in table.columns], invalid
+
+    def _whole(self, texts: pa.StringArray, messages: Any) -> _Records:
+        """Parse texts without a header: their fields are the declared columns."""
+        return self._parse(texts, messages, len(self._columns), range(len(self._columns)))
+
+    def _with_headers(self, texts: pa.StringArray, messages: Any) -> _Records:
+        """Parse texts that begin with a header: those with the same header together."""
+        split = pc.extract_regex(texts, self._head)
+        failures: dict[int, Failure] = {}
+        for row in np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False)).tolist():
+            failures[int(messages[row])] = failure(int(messages[row]), "expected a header and a record")
+        heads = pc.struct_field(split, "head").dictionary_encode()
+        codes = heads.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        rest = pc.struct_field(split, "rest")
+        parts: list[_Records] = []
+        for code, head in enumerate(heads.dictionary.to_pylist()):
+            rows = np.flatnonzero(codes == code)
+            try:
+                names = self._names(head)
+            except (ValueError, csv.Error) as error:
+                failures |= {int(index): failure(int(index), error) for index in messages[rows]}
+            else:
+                parts.append(self._below(names, rest.take(pa.array(rows)), messages[rows]))
+        for part in parts:
+            failures |= part.failures
+        owners = np.concatenate([np.empty(0, np.int32), *(part.owners for part in parts)])
+        order = pa.array(np.argsort(owners, kind="stable"))
+        columns = [
+            pa.concat_arrays([pa.array([], pa.string()), *(part.columns[number] for part in parts)]).take(order)
+            for number in range(len(self._columns))
+        ]
+        return _Records(np.sort(owners, kind="stable"), columns, failures)
+
+    def _names(self, head: str) -> list[str]:
+        """Return the names of a header. Raises ValueError or csv.Error."""
+        (names,) = csv.reader([head], delimiter=self._delimiter, strict=True)
+        sources = [column.source for column in self._columns]
+        if twice := [name for name in sources if names.count(name) > 1]:
+            raise ValueError(f"the header names {show(twice[0])} twice")
+        if not set(sources).intersection(names):
+            raise ValueError("the header names none of the declared columns")
+        return names
+
+    def _below(self, names: list[str], texts: pa.StringArray, messages: Any) -> _Records:
+        """Parse texts that had a header of `names`; declared columns that it does not name are null."""
+        sources = [column.source for column in self._columns]
+        there = [name for name in sources if name in names]
+        found = self._parse(texts, messages, len(names), [names.index(name) for name in there])
+        columns = dict(zip(there, found.columns, strict=True))
+        nulls = pa.nulls(len(found.owners), pa.string())
+        return _Records(found.owners, [columns.get(name, nulls) for name in sources], found.failures)
+
+
+def _column(name: str, column: DeclaredColumn, *, header: bool) -> _Column:
+    try:
+        declared, _ = declaration(name, column)
+        if column.path is not None and not header:
+            raise ValueError("path: only with decode.header; without, columns are the fields in their order")
+        return _Column(
+            layout.field_name(name), column.path or name, stored(declared), text_builder(declared, column.unit)
+        )
+    except ValueError as error:
+        raise ValueError(f"column {show(name)}: {error}") from None
+
+
+def _trimmed(texts: pa.StringArray) -> pa.StringArray:
+    """The texts without a byte order mark at their start, and without the line break at their end."""
+    if pc.any(pc.starts_with(texts, _BOM)).as_py():
+        texts = pc.replace_substring_regex(texts, rf"\A{_BOM}", "")
+    if pc.any(pc.ends_with(texts, "\n")).as_py():
+        texts = pc.replace_substring_regex(texts, r"\r?\n\z", "")
+    return texts
+
+
+def _joined(texts: pa.StringArray) -> bytes:
+    """All texts, one after another with a line break between them."""
+    one = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+    return bytes(pc.binary_join(one, "\n")[0].as_buffer())
+
+
+def _blank(texts: pa.StringArray, data: bytes) -> Any:
+    """Mark the texts that have a blank line outside of quotes; None where there is none. `data` is them, joined."""
+    framed = b"\n%b\n" % data
+    if not len(texts) or (b"\n\n" not in framed and b"\n\r\n" not in framed):
+        return None
+    return pc.match_substring_regex(_bare(texts), r"(?:\A|\n)\r?(?:\n|\z)").to_numpy(zero_copy_only=False)
+
+
+def _bare(texts: pa.StringArray) -> pa.StringArray:
+    """The texts without what is in quotes."""
+    return pc.replace_substring_regex(texts, '"[^"]*"', "")
+
+
+def _records(texts: pa.StringArray, *, quoted: bool) -> Any:
+    """Count the records of each text: the line breaks outside of quotes, and one."""
+    if quoted:
+        texts = _bare(texts)
+    return pc.count_substring(texts, "\n").to_numpy(zero_copy_only=False) + 1

@@ -1,0 +1,338 @@
+"""Protocol Buffers: messages of a type in a descriptor set, parsed by Google's library.
+
+A message that is not of the type is refused where its bytes say so: damaged, invalid UTF-8, a field of another wire
+type, a required field that is missing. Fields that the type does not have are skipped, as is usual in this format.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode.json_values import json_text, reader
+from jetcapture_py.transform.decode.shapes import (
+    Read,
+    Shape,
+    columns_of,
+    list_shape,
+    map_shape,
+    micros_in_years,
+    scalar,
+    struct_shape,
+)
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.decode import FormatConfig
+
+try:
+    from google.protobuf import (
+        any_pb2,
+        descriptor_pb2,
+        descriptor_pool,
+        duration_pb2,
+        empty_pb2,
+        field_mask_pb2,
+        json_format,
+        message_factory,
+        struct_pb2,
+        timestamp_pb2,
+        wrappers_pb2,
+    )
+    from google.protobuf.descriptor import FieldDescriptor as Field
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+except ImportError:
+    descriptor_pb2 = None
+
+_MOST_EMPTY = 1_000_000
+"""Empty messages in one payload: two bytes become a hundred or more."""
+_NANOS = 1_000_000_000
+
+
+class ProtobufDecoder:
+    """Decodes messages of the type `message` in the descriptor set `descriptors`, to `columns` of it, or to all fields.
+
+    Raises ValueError, one line, for a wrong declaration.
+    """
+
+    def __init__(self, descriptors: bytes, message: str, columns: Mapping[str, DeclaredColumn]) -> None:
+        pool = _pool(descriptors)
+        try:
+            descriptor = pool.FindMessageTypeByName(message)
+        except KeyError:
+            raise ValueError(f"message: the descriptor set has no type {message}") from None
+        shape = _Shapes(pool).message(descriptor, (), 0)
+        if shape.fields is None:
+            raise ValueError(f"message: the type {message} has no fields")
+        self._columns = columns_of(shape, columns)
+        self._parse = message_factory.GetMessageClass(descriptor).FromString
+        self._check = _check(descriptor)
+        self._required = _has_required(descriptor)
+        self._empty = [_tag(field) + b"\0" for field in _repeated_messages(descriptor)]
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`."""
+        payloads, failures = payloads_of(batch), dict[int, Failure]()
+        parsed = decode_each(self._message, payloads, failures)
+        messages = [index for index in range(len(payloads)) if index not in failures]
+        rows = [parsed[index] for index in messages] if failures else parsed
+        return assemble([column.values(rows) for column in self._columns], messages, failures)
+
+    def _message(self, payload: bytes) -> Any:
+        if len(payload) > _MOST_EMPTY and sum(payload.count(empty) for empty in self._empty) > _MOST_EMPTY:
+            raise ValueError(f"more than {_MOST_EMPTY} empty messages")
+        try:
+            found = self._parse(payload)
+        except DecodeError as error:
+            raise ValueError(one_line(str(error))) from None
+        if self._required and not found.IsInitialized():
+            raise ValueError(f"required fields are missing: {', '.join(found.FindInitializationErrors())}")
+        self._check(found)
+        return found
+
+
+def make(config: FormatConfig) -> ProtobufDecoder:
+    """Return the configured decoder. Raises ValueError with one line."""
+    if descriptor_pb2 is None:
+        raise ValueError("protobuf needs the package protobuf: pip install 'jetcapture[protobuf]'")
+    assert config.schema_file is not None  # noqa: S101  the configuration requires both
+    assert config.message is not None  # noqa: S101
+    try:
+        descriptors = Path(config.schema_file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"schema: {one_line(str(error))}") from None
+    return ProtobufDecoder(descriptors, config.message, config.columns)
+
+
+def _pool(descriptors: bytes) -> Any:
+    """The types of a descriptor set; those of Google's own files may be missing in it. Raises ValueError."""
+    own = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
+    files = {module.DESCRIPTOR.name: _file(module.DESCRIPTOR) for module in own}
+    try:
+        given = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file
+    except DecodeError as error:
+        raise ValueError(f"schema: not a descriptor set: {one_line(str(error))}") from None
+    if not given:
+        raise ValueError("schema: the descriptor set is empty")
+    files |= {file.name: file for file in given}
+    pool, added = descriptor_pool.DescriptorPool(), set[str]()
+
+    def add(name: str) -> None:
+        if name in added:
+            return
+        if name not in files:
+            raise ValueError(f"schema: the descriptor set lacks {name}: write it with protoc --include_imports")
+        added.add(name)
+        for needed in files[name].dependency:
+            add(needed)
+        pool.Add(files[name])
+
+    try:
+        for name in files:
+            add(name)
+    except TypeError as error:
+        raise ValueError(f"schema: {one_line(str(error))}") from None
+    return pool
+
+
+def _file(descriptor: Any) -> Any:
+    found = descriptor_pb2.FileDescriptorProto()
+    descriptor.CopyToProto(found)
+    return found
+
+
+def _check(descriptor: Any) -> Callable[[Any], None]:
+    """What raises ValueError for a message that has a field of its type on another wire type."""
+    wires = {field.number: _wires(field) for field in descriptor.fields}
+    inner = [
+        (field.name, field.is_repeated)
+        for field in descriptor.fields
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry
+    ]
+    known: dict[str, Callable[[Any], None]] = {}
+
+    def check(message: Any) -> None:
+        for field in UnknownFieldSet(message):
+            if field.wire_type not in wires.get(field.field_number, (field.wire_type,)):
+                raise ValueError(f"field {field.field_number} has the wire type {field.wire_type}")
+        for name, repeated in inner:
+            for value in getattr(message, name) if repeated else (getattr(message, name),):
+                if not repeated and not message.HasField(name):
+                    break
+                kind = value.DESCRIPTOR
+                if (found := known.get(kind.full_name)) is None:
+                    found = known[kind.full_name] = _check(kind)
+                found(value)
+
+    return check
+
+
+def _wires(field: Any) -> tuple[int, ...]:
+    """The wire types that a field may have."""
+    kind = field.type
+    if kind in (Field.TYPE_DOUBLE, Field.TYPE_FIXED64, Field.TYPE_SFIXED64):
+        own = 1
+    elif kind in (Field.TYPE_FLOAT, Field.TYPE_FIXED32, Field.TYPE_SFIXED32):
+        own = 5
+    elif kind == Field.TYPE_GROUP:
+        own = 3
+    else:
+        own = 2 if kind in (Field.TYPE_STRING, Field.TYPE_BYTES, Field.TYPE_MESSAGE) else 0
+    return (own, 2) if field.is_repeated else (own,)
+
+
+def _all_types(descriptor: Any) -> Iterator[Any]:
+    """The type and all types below it."""
+    seen, left = {descriptor.full_name}, [descriptor]
+    while left:
+        found = left.pop()
+        yield found
+        for field in found.fields:
+            if field.message_type is not None and field.message_type.full_name not in seen:
+                seen.add(field.message_type.full_name)
+                left.append(field.message_type)
+
+
+def _has_required(descriptor: Any) -> bool:
+    return any(field.is_required for found in _all_types(descriptor) for field in found.fields)
+
+
+def _repeated_messages(descriptor: Any) -> list[Any]:
+    types = _all_types(descriptor)
+    return [field for found in types for field in found.fields if field.is_repeated and field.message_type is not None]
+
+
+def _tag(field: Any) -> bytes:
+    number, found = field.number << 3 | 2, bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+# ------------------------------------------------------------------ columns
+
+
+def _texts(values: list[Any]) -> pa.Array:
+    return pa.array([None if value is None else json_text(_plain(value)) for value in values], pa.string())
+
+
+def _plain(value: Any) -> Any:
+    """A value as plain objects."""
+    if isinstance(value, list | str | bytes | int | float | bool):
+        return value
+    return {str(name): value[name] for name in value} if hasattr(value, "keys") else list(value)
+
+
+def _duration(value: Any) -> int:
+    """Microseconds; what is below is cut off toward the past."""
+    if abs(value.nanos) >= _NANOS or abs(value.seconds) > 315_576_000_000 or value.seconds * value.nanos < 0:
+        raise ValueError(f"expected a duration, got {value.seconds} s and {value.nanos} ns")
+    return int(value.seconds * 1_000_000 + value.nanos // 1_000)
+
+
+def _timestamp(value: Any) -> int:
+    if not 0 <= value.nanos < _NANOS:
+        raise ValueError(f"expected a timestamp, got {value.nanos} ns")
+    return micros_in_years(value.seconds * 1_000_000 + value.nanos // 1_000)
+
+
+def _field_reader(field: Any, *, presence: bool) -> Read:
+    """What reads a field of messages; null where its presence is known and it is not there."""
+    name = field.name
+    if presence:
+        return lambda values: [
+            getattr(value, name) if value is not None and value.HasField(name) else None for value in values
+        ]
+    if keyword.iskeyword(name):
+        return lambda values: [None if value is None else getattr(value, name) for value in values]
+    return reader(name)
+
+
+class _Shapes:
+    """Shapes of types; `pool` has those that an `Any` may hold."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        scalars = {
+            pa.bool_(): (Field.TYPE_BOOL,),
+            pa.int32(): (Field.TYPE_INT32, Field.TYPE_SINT32, Field.TYPE_SFIXED32),
+            pa.int64(): (Field.TYPE_INT64, Field.TYPE_SINT64, Field.TYPE_SFIXED64),
+            pa.uint32(): (Field.TYPE_UINT32, Field.TYPE_FIXED32),
+            pa.uint64(): (Field.TYPE_UINT64, Field.TYPE_FIXED64),
+            pa.float32(): (Field.TYPE_FLOAT,),
+            pa.float64(): (Field.TYPE_DOUBLE,),
+            pa.string(): (Field.TYPE_STRING,),
+            pa.binary(): (Field.TYPE_BYTES,),
+        }
+        self._scalars = {kind: scalar(of, _texts) for of, kinds in scalars.items() for kind in kinds}
+        self._json = Shape(type=pa.string(), build=self._json_texts, text=self._json_texts)
+
+    def message(self, descriptor: Any, path: tuple[str, ...], depth: int) -> Shape:
+        """The shape of a message type below those of `path`; JSON text where it nests without end, or has no field."""
+        name = descriptor.full_name
+        if (found := self._well_known(descriptor)) is not None:
+            return found
+        if name in path or depth >= MAX_DEPTH or not descriptor.fields:
+            return self._json
+        below = (*path, name)
+        fields = {field.name: self._field(field, below, depth + 1) for field in descriptor.fields}
+        return struct_shape(fields, self._json_texts)
+
+    def _field(self, field: Any, path: tuple[str, ...], depth: int) -> tuple[Read, Shape]:
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            key, value = (self._value(kind.fields_by_name[name], path, depth) for name in ("key", "value"))
+            shape = map_shape(key, value)
+        elif field.is_repeated:
+            shape = list_shape(self._value(field, path, depth))
+        else:
+            return _field_reader(field, presence=field.has_presence), self._value(field, path, depth)
+        texts = self._json_texts if kind is not None else _texts
+        return _field_reader(field, presence=False), Shape(type=shape.type, build=shape.build, text=texts)
+
+    def _value(self, field: Any, path: tuple[str, ...], depth: int) -> Shape:
+        if field.message_type is not None:
+            return self.message(field.message_type, path, depth)
+        if field.enum_type is not None:
+            names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+            return scalar(pa.string(), _texts, lambda number: names.get(number) or str(number))
+        return self._scalars[field.type]
+
+    def _well_known(self, descriptor: Any) -> Shape | None:
+        """The shape of a type of google.protobuf that stands for another value; None for all other types."""
+        package, _, name = descriptor.full_name.rpartition(".")
+        if package != "google.protobuf":
+            return None
+        if name in ("Timestamp", "Duration"):
+            of, convert = (TIMESTAMP, _timestamp) if name == "Timestamp" else (pa.duration("us"), _duration)
+            numbers = scalar(pa.int64(), self._json_texts, convert).build
+            return Shape(type=of, build=lambda values: numbers(values).cast(of), text=self._json_texts)
+        if name.endswith("Value") and name not in ("Value", "ListValue") and "value" in descriptor.fields_by_name:
+            inner, read = self._scalars[descriptor.fields_by_name["value"].type], reader("value")
+            return Shape(type=inner.type, build=lambda values: inner.build(read(values)), text=self._json_texts)
+        return self._json if name in ("Any", "Struct", "Value", "ListValue", "FieldMask", "Empty") else None
+
+    def _json_texts(self, values: list[Any]) -> pa.Array:
+        return pa.array([None if value is None else json_text(self._document(value)) for value in values], pa.string())
+
+    def _document(self, value: Any) -> Any:
+        """A message, or a list or map of such, as plain objects: the JSON mapping of protobuf."""
+        if not hasattr(value, "DESCRIPTOR"):
+            if hasattr(value, "keys"):
+                return {str(name): self._document(value[name]) for name in value}
+            return value if isinstance(value, str | bytes | int | float) else [self._document(item) for item in value]
+        try:
+            return json_format.MessageToDict(value, preserving_proto_field_name=True, descriptor_pool=self._pool)
+        except (TypeError, json_format.SerializeToJsonError) as error:
+            if value.DESCRIPTOR.full_name == "google.protobuf.Any":
+                return {"@type": value.type_url, "value": value.value}
+            raise ValueError(f"not possible in JSON: {one_line(str(error))}") from None

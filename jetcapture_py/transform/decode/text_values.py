@@ -1,0 +1,118 @@
+"""How a declared type is read from the text of a field, a column at a time. Raises `MisfitError` for bad values."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.config.column_types import JSON
+from jetcapture_py.transform.decode.common import REFUSALS, MisfitError, search, show
+from jetcapture_py.transform.decode.json_values import codec
+
+BuildTexts = Callable[[pa.StringArray], pa.Array]
+"""Makes a column of texts, null for null; raises `MisfitError`, or another of `REFUSALS`, when a value does not fit."""
+
+_INTEGER = r"\A-?[0-9]+\z"
+_NUMBER = r"\A-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\z"
+_BOOL = r"\A(?i:true|false)\z"
+
+
+def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
+    """What makes a column of the type `declared` (of `column_types.parse_declared`). Raises ValueError.
+
+    Lists, structs, maps and `json` are JSON texts, as in a JSON message.
+    """
+    types = pa.types
+    inner = codec(declared, unit)
+    if unit is not None:
+        return lambda texts: inner.build(_numbers(texts))
+    if types.is_string(declared) and declared != JSON:
+        return lambda texts: texts
+    if types.is_integer(declared):
+        return lambda texts: _matching(texts, _INTEGER, "a whole number").cast(declared)
+    if types.is_floating(declared):
+        return lambda texts: _finite(_matching(texts, _NUMBER, "a number").cast(declared), texts)
+    if types.is_boolean(declared):
+        return lambda texts: _matching(texts, _BOOL, "true or false").cast(declared)
+    if types.is_decimal(declared):
+        return lambda texts: _matching(texts, _NUMBER, "a number").cast(declared)
+    if types.is_binary(declared):
+        return _binary
+    if types.is_timestamp(declared) or types.is_date(declared):
+        return lambda texts: inner.build(texts.to_pylist())
+    decode = msgspec.json.Decoder(inner.accepts).decode
+    return lambda texts: inner.build(_each(texts, lambda text: decode(text.encode())))
+
+
+def convert(build: BuildTexts, texts: pa.StringArray) -> tuple[pa.Array, dict[int, str]]:
+    """The column of `texts`, with null for those that do not fit, and why they do not."""
+    bad: dict[int, str] = {}
+    while True:
+        try:
+            return build(texts), bad
+        except MisfitError as error:
+            found = error.rows
+        except REFUSALS:
+            found = search(build, texts)
+            if not found:
+                raise
+        bad |= found
+        mask = np.zeros(len(texts), np.bool_)
+        mask[list(bad)] = True
+        texts = pc.if_else(pa.array(mask), pa.scalar(None, pa.string()), texts)
+
+
+def _matching(texts: pa.StringArray, pattern: str, expected: str) -> pa.StringArray:
+    return _where(pc.match_substring_regex(texts, pattern), texts, expected)
+
+
+def _where(fits: pa.BooleanArray, texts: pa.StringArray, expected: str) -> pa.StringArray:
+    if pc.all(fits).as_py() is False:
+        rows = np.flatnonzero(~fits.fill_null(fill_value=True).to_numpy(zero_copy_only=False)).tolist()
+        raise MisfitError({row: f"expected {expected}, got {show(texts[row].as_py())}" for row in rows})
+    return texts
+
+
+def _finite(numbers: pa.Array, texts: pa.StringArray) -> pa.Array:
+    _where(pc.is_finite(numbers), texts, f"a number that fits {numbers.type}")
+    return numbers
+
+
+def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
+    """What `read` makes of each text."""
+    values: list[Any] = []
+    bad: dict[int, str] = {}
+    for row, text in enumerate(texts.to_pylist()):
+        try:
+            values.append(None if text is None else read(text))
+        except REFUSALS as error:
+            bad[row] = str(error) or type(error).__name__
+    if bad:
+        raise MisfitError(bad)
+    return values
+
+
+def _numbers(texts: pa.StringArray) -> list[Any]:
+    def number(text: str) -> int | float:
+        if text.removeprefix("-").isdecimal():
+            return int(text)
+        return float(text)
+
+    return _each(_matching(texts, _NUMBER, "a number"), number)
+
+
+def _binary(texts: pa.StringArray) -> pa.Array:
+    def plain(text: str) -> bytes:
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError(f"expected base64, got {show(text)}") from None
+
+    return pa.array(_each(texts, plain), pa.binary())

@@ -1,0 +1,192 @@
+"""Unpack payloads before they are decoded: inflate them, and split those that hold several rows.
+
+A message whose payload cannot be inflated or split, or of which one row cannot be decoded, fails as a whole, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.decode.common import REFUSALS, failure
+from jetcapture_py.transform.decode.compression import Inflate
+
+MAX_ROWS = 250_000
+"""Most rows of one message, and of a batch of several messages."""
+BYTES_AT_ONCE = 64 << 20
+"""Bytes that the payloads of a batch of several messages may have when they are inflated."""
+
+Split = Callable[[bytes], Sequence[Any]]
+"""Returns the payloads of a message's rows. Raises one of `REFUSALS`."""
+
+
+def check_rows(counts: Sequence[int]) -> None:
+    """Raise BatchTooWideError when several messages have more rows than may be decoded at once."""
+    if len(counts) > 1 and sum(counts) > MAX_ROWS:
+        raise BatchTooWideError
+
+
+def rows_error(count: int) -> str | None:
+    """Return why a message cannot have `count` rows; None if it can."""
+    if not count:
+        return "the payload has no rows"
+    return f"more than {MAX_ROWS} rows" if count > MAX_ROWS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """`items` are the payloads to decode; `owners` says for each of them its message, by its row in the batch."""
+
+    items: pa.BinaryArray
+    owners: Any
+    failures: dict[int, Failure]
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacker:
+    """Inflates payloads, and splits them; None: they are as they should be."""
+
+    inflate: Inflate | None = None
+    split: Split | None = None
+
+    def __call__(self, payloads: pa.BinaryArray) -> Unpacked:
+        """Unpack all payloads; raises BatchTooWideError when they are too large for one batch."""
+        items: list[Any] = []
+        owners: list[int] = []
+        counts: list[int] = []
+        failures: dict[int, Failure] = {}
+        size = 0
+        for index, payload in enumerate(payloads.fill_null(b"").to_pylist()):
+            try:
+                content = payload if self.inflate is None or not payload else self.inflate(payload)
+                size += len(content)
+                if size > BYTES_AT_ONCE and len(payloads) > 1:
+                    raise BatchTooWideError
+                found = [content] if self.split is None else self.split(content)
+            except REFUSALS as error:
+                failures[index] = failure(index, error if payload else "the payload is empty")
+                continue
+            if (wrong := rows_error(len(found))) is not None:
+                failures[index] = failure(index, wrong if payload else "the payload is empty")
+                continue
+            counts.append(len(found))
+            owners.append(index)
+            items.extend(found)
+            if len(items) > MAX_ROWS:
+                check_rows(counts if len(payloads) == len(counts) else [*counts, 0])
+        return Unpacked(pa.array(items, pa.binary()), np.repeat(np.array(owners, np.int32), counts), failures)
+
+    def first(self, batch: MessageBatch) -> MessageBatch:
+        """Return `batch` with the payload of each message's first row in place of its payload; null for failures."""
+        parts = [self(batch.column(layout.PAYLOAD).slice(row, 1)).items for row in range(len(batch))]
+        firsts = [(part[0].as_py() or None) if len(part) else None for part in parts]
+        return _with_payloads(batch, pa.array(firsts, pa.binary()))
+
+
+class UnpackingDecoder:
+    """Decodes unpacked payloads with another decoder."""
+
+    def __init__(self, decoder: Decoder, unpack: Unpacker) -> None:
+        self.decoder = decoder
+        self._unpack = unpack
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        """Decode every message of `batch`; BatchTooWideError when it unpacks to too much."""
+        unpacked = self._unpack(batch.column(layout.PAYLOAD))
+        items, owners = unpacked.items, unpacked.owners
+        whole = len(items) == len(batch) and not unpacked.failures
+        if self._unpack.split is not None:  # only for decoders that look at nothing but the payload
+            rows = MessageBatch(stream=batch.stream, rows=pa.RecordBatch.from_arrays([items], [layout.PAYLOAD]))
+        else:
+            rows = batch if whole else MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(owners)))
+            rows = _with_payloads(rows, items)
+        decoded = self.decoder.decode(rows)
+        return decoded if whole else of_messages(decoded, owners, unpacked.failures)
+
+
+def _with_payloads(batch: MessageBatch, payloads: pa.BinaryArray) -> MessageBatch:
+    at = batch.rows.schema.get_field_index(layout.PAYLOAD)
+    return MessageBatch(stream=batch.stream, rows=batch.rows.set_column(at, layout.PAYLOAD, payloads))
+
+
+def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> Decoded:
+    """What was decoded of items, as rows of their messages; a message of which an item failed has none."""
+    sources = owners if decoded.messages is None else owners[decoded.messages.to_numpy()]
+    several = np.bincount(owners) > 1 if len(owners) else np.zeros(0, np.bool_)
+    late: dict[int, Failure] = {}
+    for found in decoded.failures:
+        index = int(owners[found.index])
+        row = found.index - int(np.searchsorted(owners, index))
+        error = f"row {row}: {found.error}" if several[index] else found.error
+        late.setdefault(index, replace(found, index=index, error=error))
+    fields = decoded.fields
+    if late:
+        kept = ~np.isin(sources, list(late))
+        sources = sources[kept]
+        fields = fields.filter(pa.array(kept)) if fields.num_columns else fields
+    failures = failures | late
+    return replace(
+        decoded,
+        fields=fields,
+        messages=pa.array(sources, pa.int32()),
+        failures=tuple(failures[index] for index in sorted(failures)),
+    )
+
+
+def split_lines(payload: bytes) -> Sequence[bytes]:
+    """The lines of a payload without blank ones. No JSON text has a line break inside a string."""
+    if payload.count(b"\n") > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} lines")
+    return [line for line in payload.split(b"\n") if line and not line.isspace()]
+
+
+_MOST_COMMAS = 40 * MAX_ROWS
+"""In a JSON array: each may begin an element, which costs memory before its number is known."""
+_json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+def split_json_array(payload: bytes) -> Sequence[bytes]:
+    """The elements of a JSON array."""
+    if payload.count(b",") > _MOST_COMMAS:
+        raise ValueError(f"more than {_MOST_COMMAS} commas")
+    return [bytes(item) for item in _json_items(payload)]
+
+
+def split_msgpack_array(payload: bytes) -> Sequence[bytes]:
+    """The elements of a MessagePack array, which begins with how many there are."""
+    announced = int.from_bytes(payload[1:5], "big") if payload.startswith(b"\xdd") else 0
+    if announced > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} elements")
+    return [bytes(item) for item in _msgpack_items(payload)]
+
+
+def split_delimited(payload: bytes) -> Sequence[bytes]:
+    """Messages of protobuf, each after its length as a varint."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(payload):
+        length = shift = 0
+        while True:
+            if at >= len(payload) or shift > 28:
+                raise ValueError("not delimited: a length is truncated or too large")
+            byte = payload[at]
+            at += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        if length > len(payload) - at:
+            raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - at} follow")
+        found.append(payload[at : at + length])
+        at += length
+        if len(found) > MAX_ROWS:
+            raise ValueError(f"more than {MAX_ROWS} rows")
+    return found

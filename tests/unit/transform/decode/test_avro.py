@@ -1,0 +1,385 @@
+"""Avro: types, resolution of older schemas, framings, containers, and data that is meant to do harm."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from datetime import time as clock
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fastavro
+import pyarrow as pa
+import pytest
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.decode import avro_registry
+from jetcapture_py.transform.decode.avro import AvroDecoder
+from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
+from tests.support.batches import Declared, batch_of, outcomes
+from tests.support.formats import zigzag
+
+
+def record(*fields: Any, name: str = "R") -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+def field(name: str, of: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": of, **more}
+
+
+def logical(of: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": of, "logicalType": name, **more}
+
+
+def datum(schema: Any, value: Any) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), value)
+    return stream.getvalue()
+
+
+def container(schema: Any, values: list[Any], codec: str = "null") -> bytes:
+    stream = io.BytesIO()
+    fastavro.writer(stream, fastavro.parse_schema(schema), values, codec=codec)
+    return stream.getvalue()
+
+
+def mark(schema: Any) -> bytes:
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
+
+
+def decode(decoder: AvroDecoder, *payloads: bytes) -> list[dict[str, Any] | None]:
+    return outcomes(decoder.decode(batch_of(payloads)), len(payloads))
+
+
+def rows_of(decoder: AvroDecoder, *payloads: bytes) -> list[tuple[int, dict[str, Any]]]:
+    decoded = decoder.decode(batch_of(payloads))
+    messages = range(len(payloads)) if decoded.messages is None else decoded.messages.to_pylist()
+    return list(zip(messages, decoded.fields.to_pylist(), strict=True))
+
+
+STAMP = datetime(2026, 1, 31, 12, 0, 0, 123_456, UTC)
+MICROS = int(STAMP.timestamp()) * 1_000_000 + 123_456
+
+
+@pytest.mark.parametrize(
+    ("of", "sent", "kind", "stored"),
+    [
+        ("boolean", True, "bool", True),
+        ("int", -5, "int32", -5),
+        ("long", 2**62, "int64", 2**62),
+        ("float", 1.5, "float", 1.5),
+        ("double", 0.1, "double", 0.1),
+        ("bytes", b"\xff", "binary", b"\xff"),
+        ("string", "東京", "string", "東京"),
+        ({"type": "fixed", "name": "F", "size": 3}, b"abc", "binary", b"abc"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "string", "B"),
+        (["null", "string"], None, "string", None),
+        (["string", "null"], "x", "string", "x"),
+        (["null", "int", "long"], 2**40, "int64", 2**40),
+        (["float", "double"], 0.1, "double", 0.1),
+        (["null", "string", "long"], 7, "string", "7"),
+        (["null", "string", "long"], "x", "string", '"x"'),
+        ({"type": "array", "items": ["null", "int"]}, [1, None], "list<item: int32>", [1, None]),
+        ({"type": "map", "values": "double"}, {"a": 1.5}, "map<string, double>", [("a", 1.5)]),
+        (record(field("a", "int"), name="S"), {"a": 1}, "struct<a: int32>", {"a": 1}),
+        (["null", record(field("a", "int"), name="S")], None, "struct<a: int32>", None),
+        (record(name="S"), {}, "string", "{}"),
+        (logical("bytes", "decimal", precision=6, scale=2), Decimal("-1.25"), "decimal128(6, 2)", Decimal("-1.25")),
+        (logical("bytes", "decimal", precision=6, scale=9), b"\x01", "binary", b"\x01"),
+        (logical("int", "date"), date(2026, 1, 31), "date32[day]", date(2026, 1, 31)),
+        (logical("int", "time-millis"), clock(1, 2, 3, 4000), "time64[us]", clock(1, 2, 3, 4000)),
+        (logical("long", "time-micros"), clock(1, 2, 3, 4), "time64[us]", clock(1, 2, 3, 4)),
+        (
+            logical("long", "timestamp-millis"),
+            1500,
+            "timestamp[us, tz=UTC]",
+            datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
+        ),
+        (logical("long", "timestamp-micros"), STAMP, "timestamp[us, tz=UTC]", STAMP),
+        (logical("long", "timestamp-nanos"), MICROS * 1000 + 789, "timestamp[us, tz=UTC]", STAMP),
+        (logical("long", "local-timestamp-millis"), 1500, "timestamp[us]", datetime(1970, 1, 1, 0, 0, 1, 500_000)),
+        (logical("long", "local-timestamp-micros"), MICROS, "timestamp[us]", STAMP.replace(tzinfo=None)),
+        (logical("long", "local-timestamp-nanos"), MICROS * 1000, "timestamp[us]", STAMP.replace(tzinfo=None)),
+        (logical("string", "uuid"), str(uuid.UUID(int=5)), "string", str(uuid.UUID(int=5))),
+        (
+            {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+            uuid.UUID(int=5).bytes,
+            "string",
+            str(uuid.UUID(int=5)),
+        ),
+        (
+            {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
+            struct.pack("<III", 1, 2, 3),
+            "struct<months: int64, days: int64, milliseconds: int64>",
+            {"months": 1, "days": 2, "milliseconds": 3},
+        ),
+        (logical("long", "no such type"), 7, "int64", 7),
+    ],
+)
+def test_every_type_has_its_column(of: Any, sent: Any, kind: str, stored: Any) -> None:
+    schema = record(field("x", of))
+    decoder = AvroDecoder(schema, {})
+    payload = datum(schema, {"x": sent})
+    decoded = decoder.decode(batch_of([payload, payload[:-1], payload]))
+    assert str(decoded.fields.schema.field("x").type) == kind
+    expected = {"x": stored}
+    assert [row for row in outcomes(decoded, 3) if row is not None] == [expected] * (2 if payload else 3)
+
+
+@pytest.mark.parametrize(
+    ("of", "data"),
+    [
+        (logical("bytes", "decimal", precision=3, scale=2), zigzag(2) + b"\x7f\xff"),
+        (logical("int", "date"), zigzag(2**30)),
+        (logical("int", "time-millis"), zigzag(86_400_000)),
+        (logical("long", "time-micros"), zigzag(-1)),
+        (logical("long", "timestamp-millis"), zigzag(2**60)),
+        (logical("long", "timestamp-micros"), zigzag(-(2**60))),
+        (logical("string", "uuid"), zigzag(5) + b"hello"),
+        ("int", zigzag(2**31)),
+        ("long", b"\xff" * 11),
+        ("string", zigzag(2) + b"\xc3\x28"),
+        ("string", zigzag(2**50) + b"a"),
+        ("bytes", zigzag(-5) + b"abcde"),
+        (["null", "string"], zigzag(2)),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, zigzag(1)),
+        ({"type": "array", "items": "long"}, zigzag(2**50) + b"\x02"),
+        ({"type": "map", "values": "long"}, zigzag(1) + zigzag(2**40)),
+        ("string", zigzag(1) + b"ab"),
+    ],
+)
+def test_a_value_out_of_range_fails_alone(of: Any, data: bytes) -> None:
+    decoder = AvroDecoder(record(field("id", "long"), field("x", of), field("end", "long")), {"id": Declared("int64")})
+    whole = AvroDecoder(record(field("x", of)), {})
+    assert decode(whole, data) == [None]
+    assert decode(decoder, zigzag(1) + data) == [None]
+
+
+def test_a_recursive_value_is_json_text_and_one_that_nests_too_deep_fails() -> None:
+    schema = record(field("v", "int"), field("next", ["null", "R"]))
+    decoder = AvroDecoder(schema, {})
+    good = datum(schema, {"v": 1, "next": {"v": 2, "next": None}})
+    deep = b"\x02\x02" * 200_000 + b"\x02\x00"
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(decode(decoder, good, deep, good)))
+    thread.start()  # with the small stack of a thread
+    thread.join()
+    assert found == [{"v": 1, "next": '{"v":2,"next":null}'}, None, {"v": 1, "next": '{"v":2,"next":null}'}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("long", "not a record"),
+        (record(), "not a record with fields"),
+        (record(field("x", "no such type")), "not valid"),
+        (record(field("x", "R")), "always contains itself"),
+        (record(field("x", {"type": "array", "items": "null"})), "array of items without bytes"),
+        (record(field("x", {"type": "array", "items": record(name="E")})), "array of items without bytes"),
+        (record(field("x", logical("bytes", "decimal", precision=50))), "up to 38"),
+    ],
+)
+def test_a_schema_that_cannot_be_stored_or_read_safely_is_refused(schema: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AvroDecoder(schema, {})
+
+
+SCHEMA = record(
+    field("id", "long"),
+    field("at", logical("long", "timestamp-micros")),
+    field("customer", ["null", record(field("city", "string"), field("age", "int"), name="C")]),
+)
+
+
+def test_declared_columns_are_found_by_path_and_widened_exactly() -> None:
+    columns = {
+        "id": Declared("int16"),
+        "city": Declared("string", path="customer.city"),
+        "age": Declared("float64", path="customer.age"),
+        "whole": Declared("json", path="customer"),
+        "seconds": Declared("timestamp", path="id", unit="s"),
+    }
+    sent = [
+        {"id": 60, "at": STAMP, "customer": {"city": "Bern", "age": 40}},
+        {"id": 2**20, "at": STAMP, "customer": None},
+        {"id": 61, "at": STAMP, "customer": None},
+    ]
+    rows = decode(AvroDecoder(SCHEMA, columns), *(datum(SCHEMA, each) for each in sent))
+    minute = datetime(1970, 1, 1, 0, 1, tzinfo=UTC)
+    whole = '{"city":"Bern","age":40}'
+    assert rows[0] == {"id": 60, "city": "Bern", "age": 40.0, "whole": whole, "seconds": minute}
+    assert rows[1] is None
+    assert rows[2] == {"id": 61, "city": None, "age": None, "whole": None, "seconds": minute.replace(second=1)}
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (Declared("string", path="id"), "which cannot be string"),
+        (Declared("int64", path="missing"), "no field 'missing'"),
+        (Declared("int64", path="customer.missing"), "no field 'customer.missing'"),
+        (Declared("int64", path="id.deeper"), "no field 'id.deeper'"),
+        (Declared("timestamp", path="customer.city", unit="s"), "unit: only for numbers"),
+        (Declared("int64", path="customer"), "cannot be int64"),
+    ],
+)
+def test_a_declared_column_that_the_schema_does_not_have_is_refused(column: Declared, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AvroDecoder(SCHEMA, {"x": column})
+
+
+WRITER = record(field("id", "int"), field("gone", "string"))
+READER = record(field("id", "long"), field("name", "string", default="none"))
+OLD = {"id": 5, "gone": "x"}
+NEW = {"id": 5, "name": "none"}
+
+
+def test_single_object_encoding_names_the_schema_of_the_writer(tmp_path: Path) -> None:
+    (tmp_path / "old.avsc").write_text(json.dumps(WRITER))
+    (tmp_path / "broken.avsc").write_text("{")
+    own = b"\xc3\x01" + mark(READER) + datum(READER, {"id": 5, "name": "none"})
+    old = b"\xc3\x01" + mark(WRITER) + datum(WRITER, OLD)
+    unknown = b"\xc3\x01" + b"12345678" + datum(WRITER, OLD)
+    assert decode(AvroDecoder(READER, {}), own, datum(READER, NEW)) == [NEW, NEW]
+    decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
+    assert decode(decoder, own, old, unknown, old[:-1], datum(READER, NEW)) == [NEW, NEW, None, None, None]
+
+
+def confluent(number: int, data: bytes) -> bytes:
+    return b"\0" + struct.pack(">I", number) + data
+
+
+def test_the_wire_format_of_confluent_names_a_schema_in_the_registry(tmp_path: Path) -> None:
+    (tmp_path / "7.avsc").write_text(json.dumps(WRITER))
+    (tmp_path / "8.avsc").write_text(json.dumps(record(field("id", "string"))))
+    (tmp_path / "9.avsc").write_text("no json")
+    decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
+    good = confluent(7, datum(WRITER, OLD))
+    bad = [
+        confluent(6, datum(WRITER, OLD)),
+        confluent(8, datum(record(field("id", "string")), {"id": "x"})),
+        confluent(9, datum(WRITER, OLD)),
+        b"\1" + good[1:],
+        b"\0\0\0",
+        good[:-1],
+        good + b"x",
+        b"",
+    ]
+    assert decode(decoder, good, *bad, good) == [NEW, *[None] * len(bad), NEW]
+    with pytest.raises(RegistryError):
+        Registry(str(tmp_path / "missing"))
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """A schema registry with one schema; it is down for its first requests."""
+
+    asked: ClassVar[list[str]] = []
+    down = 2
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if len(self.asked) <= self.down:
+            self.send_error(503)
+        elif self.path != "/schemas/ids/7":
+            self.send_error(404)
+        else:
+            body = json.dumps({"schema": json.dumps(WRITER)}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Answers.asked = []
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=found.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{found.server_port}"
+    found.shutdown()
+    thread.join()
+    found.server_close()
+
+
+def test_a_registry_over_http_is_asked_once_for_each_id_and_again_while_it_is_down(server: str) -> None:
+    decoder = AvroDecoder(READER, {}, registry=Registry(f"{server}/"))
+    good, unknown = confluent(7, datum(WRITER, OLD)), confluent(8, datum(WRITER, OLD))
+    assert decode(decoder, good, unknown, good, unknown, good) == [NEW, None, NEW, None, NEW]
+    assert decode(decoder, good, unknown) == [NEW, None]
+    assert Answers.asked == [*["/schemas/ids/7"] * 3, "/schemas/ids/8"]
+
+
+def test_messages_of_a_registry_that_never_answers_are_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avro_registry, "_PATIENCE", 0.1)
+    decoder = AvroDecoder(READER, {}, registry=Registry("http://127.0.0.1:1"))
+    began = time.monotonic()
+    assert decode(decoder, *[confluent(7, datum(WRITER, OLD))] * 100) == [None] * 100
+    assert time.monotonic() - began < 60, "every message waited"
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
+def test_the_rows_of_containers_are_rows_of_their_messages(codec: str) -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    three = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(3)], codec)
+    one = container(READER, [{"id": 9, "name": "own"}], codec)
+    many = container(WRITER, [{"id": number, "gone": "x" * 100} for number in range(5000)], codec)
+    bad = [three[:-1], three[:40], three + b"x", container(WRITER, [], codec), b"Obj\1", b"", datum(READER, NEW)]
+    found = rows_of(decoder, three, *bad, one, many)
+    assert found[:3] == [(0, {"id": number, "name": "none"}) for number in range(3)]
+    assert found[3] == (8, {"id": 9, "name": "own"})
+    assert [row["id"] for message, row in found if message == 9] == list(range(5000))
+    assert len(found) == 5004
+
+
+def test_zstandard_containers_are_read(tmp_path: Path) -> None:
+    plain = container(WRITER, [OLD])
+    sync = plain[-16:]
+    head, _, rest = plain.partition(b"avro.codec")
+    start = rest.index(b"null") + 4
+    block = rest[start + 1 + 16 : -16]
+    data = pa.compress(block[2:], codec="zstd", asbytes=True)
+    found = head + b"avro.codec" + zigzag(9) + b"zstandard" + b"\0" + sync + zigzag(1) + zigzag(len(data)) + data + sync
+    assert rows_of(AvroDecoder(READER, {}, container=True), found) == [(0, NEW)]
+
+
+def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
+    decoder = AvroDecoder(READER, {}, container=True, max_inflated=100_000)
+    large = container(WRITER, [{"id": 1, "gone": "x" * 200_000}], "deflate")
+    good = container(WRITER, [OLD])
+    sync = good[-16:]
+    header = good[: good.index(sync) + 16]
+    endless = header + zigzag(2**40) + zigzag(1) + b"\2" + sync
+    negative = header + zigzag(-5) + zigzag(1) + b"\2" + sync
+    other_marker = good[:-16] + bytes(16)
+    codec = good.replace(zigzag(4) + b"null", zigzag(4) + b"what")
+    nulls = container(record(field("a", {"type": "array", "items": "int"})), [{"a": []}])
+    nulls = nulls.replace(b'"int"', b'"null"').replace(b"\x06int", b"\x06int")
+    sent = [large, endless, negative, other_marker, codec, nulls, good]
+    assert rows_of(decoder, *sent) == [(6, NEW)]
+
+
+def test_too_many_rows_for_one_batch_are_asked_for_in_smaller_ones() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    payload = container(WRITER, [OLD] * 60_000, "deflate")
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([payload] * 5))
+    assert len(rows_of(decoder, payload)) == 60_000
+
+
+def test_a_column_whose_name_is_taken_gets_an_underscore() -> None:
+    schema = record(field("key", "int"), field("Id", "int"), field("id", "int"), field("_nats_seq", "int"))
+    decoded = AvroDecoder(schema, {}).decode(batch_of([datum(schema, {"key": 1, "Id": 2, "id": 3, "_nats_seq": 4})]))
+    assert decoded.fields.to_pylist() == [{"key_": 1, "Id": 2, "id_": 3, "_nats_seq_": 4}]

@@ -1,0 +1,226 @@
+"""CSV and TSV: what a record may look like, and that no payload changes another's row."""
+
+from __future__ import annotations
+
+import csv
+import io
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from jetcapture_py.transform.decode.delimited import DelimitedDecoder
+from tests.support.batches import Declared, batch_of, outcomes
+
+TWO = {"a": Declared("int64"), "b": Declared("string")}
+
+
+def decode(columns: dict[str, Declared], *payloads: bytes, **settings: Any) -> list[dict[str, Any] | None]:
+    return outcomes(DelimitedDecoder(columns, **settings).decode(batch_of(payloads)), len(payloads))
+
+
+def errors(columns: dict[str, Declared], *payloads: bytes, **settings: Any) -> list[str]:
+    decoded = DelimitedDecoder(columns, **settings).decode(batch_of(payloads))
+    return [failure.error for failure in decoded.failures]
+
+
+def rows_of(columns: dict[str, Declared], *payloads: bytes, **settings: Any) -> list[tuple[int, dict[str, Any]]]:
+    decoded = DelimitedDecoder(columns, **settings).decode(batch_of(payloads))
+    messages = range(len(payloads)) if decoded.messages is None else decoded.messages.to_pylist()
+    return list(zip(messages, decoded.fields.to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("payload", "row"),
+    [
+        (b"1,x", (1, "x")),
+        (b"1,x\n", (1, "x")),
+        (b"1,x\r\n", (1, "x")),
+        (b"\xef\xbb\xbf1,x", (1, "x")),
+        (b'"1","x"', (1, "x")),
+        (b'1,"a ""b"" c"', (1, 'a "b" c')),
+        (b'1,"a,b"', (1, "a,b")),
+        (b'1,"a\nb\r\nc\n\nd"', (1, "a\nb\r\nc\n\nd")),
+        (b"1, x ", (1, " x ")),
+        (b"1,", (1, None)),
+        (b'1,""', (1, "")),
+        (b",", (None, None)),
+        ("1,東京 🎉".encode(), (1, "東京 🎉")),
+        (b"1,\0", (1, "\0")),
+        (b"-007,x", (-7, "x")),
+    ],
+)
+def test_a_record_is_read_as_rfc_4180_says(payload: bytes, row: tuple[Any, Any]) -> None:
+    expected = dict(zip("ab", row, strict=True))
+    assert decode(TWO, payload) == [expected]
+    assert decode(TWO, b"5,five", payload, b'6,"six"') == [{"a": 5, "b": "five"}, expected, {"a": 6, "b": "six"}]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (b"", "the payload is empty"),
+        (b"\n", "a blank line"),
+        (b"\n1,x", "a blank line"),
+        (b"1", "expected 2 fields, got 1"),
+        (b"1,x,y", "expected 2 fields, got 3"),
+        (b"1,x\n2,y", "expected one record, got 2"),
+        (b"1,x\n\n", "a blank line"),
+        (b'1,"x', "a quote or a line break where none is allowed"),
+        (b'1,x"', "a quote or a line break where none is allowed"),
+        (b'1,a"b"c', "a quote or a line break where none is allowed"),
+        (b'1,"a"b', "a quote or a line break where none is allowed"),
+        (b'1, "a"', "a quote or a line break where none is allowed"),
+        (b"1,a\rb", "a quote or a line break where none is allowed"),
+        (b"1,\xff", "invalid UTF-8 (byte 2)"),
+        (b"x,y", "column 'a': expected a whole number, got 'x'"),
+    ],
+)
+def test_anything_else_fails_alone_and_says_why(payload: bytes, error: str) -> None:
+    assert errors(TWO, payload) == [error]
+    sent = [b"5,five", payload, b'6,"six"', payload, b"7,seven"]
+    rows = decode(TWO, *sent)
+    assert rows == [{"a": 5, "b": "five"}, None, {"a": 6, "b": "six"}, None, {"a": 7, "b": "seven"}]
+
+
+def test_halves_of_a_quoted_field_in_two_messages_do_not_become_one() -> None:
+    assert decode(TWO, b'1,"a', b'2,b"', b"3,c") == [None, None, {"a": 3, "b": "c"}]
+    assert decode(TWO, b'1,a"', b'2,"b', b"3,c") == [None, None, {"a": 3, "b": "c"}]
+
+
+def test_the_null_text_is_null_only_without_quotes() -> None:
+    rows = decode(TWO, b"1,NULL", b'2,"NULL"', b"3,", b"NULL,x", null_text="NULL")
+    assert rows == [{"a": 1, "b": None}, {"a": 2, "b": "NULL"}, {"a": 3, "b": ""}, {"a": None, "b": "x"}]
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t", "^", ".", "-", " "])
+def test_fields_may_be_separated_by_another_character(delimiter: str) -> None:
+    columns = {"a": Declared("string"), "b": Declared("string")}
+    sent = [f"x{delimiter}y", f'"x{delimiter}y"{delimiter}"z"', "x,y"]
+    rows = decode(columns, *(each.encode() for each in sent), delimiter=delimiter)
+    assert rows == [{"a": "x", "b": "y"}, {"a": f"x{delimiter}y", "b": "z"}, None]
+
+
+def test_a_header_names_the_fields_of_its_own_message() -> None:
+    columns = {**TWO, "c": Declared("int32", path="C C")}
+    found = rows_of(
+        columns,
+        b"a,b\n1,x",
+        b"b,more,a\ny,z,2",
+        b'"C C",a\r\n7,3\r\n',
+        b"a,b",
+        b"a,a\n1,2",
+        b"x,y\n1,2",
+        b"a,b\n",
+        b"a,b\n1",
+        b'a,"b\n1,x',
+        b"",
+        b"a,b\n1,x\n2,y",
+        header=True,
+    )
+    assert found == [
+        (0, {"a": 1, "b": "x", "c": None}),
+        (1, {"a": 2, "b": "y", "c": None}),
+        (2, {"a": 3, "b": None, "c": 7}),
+    ]
+
+
+def test_lines_are_records_and_one_bad_record_fails_its_whole_message() -> None:
+    sent = [b'1,x\n2,"y\nz"\n', b"3,c", b"4,d\n5", b"6,f\n7,g\nx,h", b"8,i\n\n9,j", b"10,k\r\n11,l"]
+    assert [(message, row["a"]) for message, row in rows_of(TWO, *sent, lines=True)] == [
+        *((0, 1), (0, 2), (1, 3)),
+        *((5, 10), (5, 11)),
+    ]
+    assert len(errors(TWO, *sent, lines=True)) == 3
+    with_header = rows_of(TWO, b"a,b\n1,x\n2,y", b"b,a\nz,3", lines=True, header=True)
+    assert [(message, row["a"], row["b"]) for message, row in with_header] == [(0, 1, "x"), (0, 2, "y"), (1, 3, "z")]
+
+
+@pytest.mark.parametrize(
+    ("declared", "good", "bad"),
+    [
+        (Declared("int8"), {"127": 127, "-128": -128}, ["128", "1.0", "0x1", " 1", "1 ", "+1", "1_0", "٣", "true"]),
+        (Declared("uint64"), {"18446744073709551615": 2**64 - 1}, ["-1", "18446744073709551616"]),
+        (Declared("float64"), {"1": 1.0, "-1.5e3": -1500.0}, ["1e400", "nan", "inf", "1.", ".5", "0x1p3"]),
+        (Declared("float32"), {"1.5": 1.5}, ["4e38"]),
+        (Declared("bool"), {"true": True, "FALSE": False}, ["1", "yes", "t"]),
+        (Declared("decimal(5, 2)"), {"1.5": Decimal("1.50"), "-999.99": Decimal("-999.99")}, ["1.005", "1000", "x"]),
+        (Declared("date"), {"2026-01-31": date(2026, 1, 31)}, ["2026-02-30", "31.1.2026"]),
+        (Declared("binary"), {"aGk=": b"hi"}, ["aGk", "%"]),
+        (
+            Declared("timestamp"),
+            {"2026-01-31T12:00:00.5+01:00": datetime(2026, 1, 31, 11, 0, 0, 500_000, UTC)},
+            ["2026-01-31T12:00:00", "1767225600"],
+        ),
+        (
+            Declared("timestamp", unit="ms"),
+            {"1500": datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)},
+            ["x", "1" * 30],
+        ),
+    ],
+)
+def test_text_is_read_as_its_declared_type_or_fails(declared: Declared, good: dict[str, Any], bad: list[str]) -> None:
+    sent = [*good, *bad]
+    found = decode({"x": declared}, *(text.encode() for text in sent))
+    assert found == [*({"x": value} for value in good.values()), *[None] * len(bad)]
+
+
+def test_nested_types_and_json_are_json_texts() -> None:
+    columns = {"l": Declared("list<int64>"), "j": Declared("json"), "s": Declared("struct<a: int64>")}
+    rows = decode(columns, b'"[1, null]","{""x"": [1.50]}","{""a"": 1}"', b",,", b"[1.5],,", b",{,", b'"[""1""]",,')
+    assert rows == [
+        {"l": [1, None], "j": '{"x": [1.50]}', "s": {"a": 1}},
+        {"l": None, "j": None, "s": None},
+        *[None] * 3,
+    ]
+
+
+def test_a_path_needs_a_header() -> None:
+    with pytest.raises(ValueError, match=r"column .a.: path: only with decode\.header"):
+        DelimitedDecoder({"a": Declared("int64", path="b")})
+    with pytest.raises(ValueError, match="are the same column to Spark"):
+        DelimitedDecoder({"a": Declared("int64"), "A": Declared("int64")})
+
+
+pieces = st.sampled_from(['"', '""', ",", "\n", "\r\n", "\r", "a", "é", " ", "NULL", "1", "\ufeff", ""])
+texts = st.lists(pieces, max_size=8).map("".join)
+
+
+def reference(text: str) -> list[tuple[str, ...]] | None:
+    """The records that the standard library reads, of those payloads that RFC 4180 allows."""
+    text = text.removeprefix("\ufeff")
+    text = text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
+    state = "start"
+    for char in text.replace("\r\n", "\n"):
+        if state in ("start", "plain"):
+            if char == "\r" or (char == '"' and state == "plain"):
+                return None
+            state = "quoted" if char == '"' else "start" if char in ",\n" else "plain"
+        elif state == "quoted":
+            state = "closed" if char == '"' else "quoted"
+        elif char == '"':
+            state = "quoted"
+        elif char in ",\n":
+            state = "start"
+        else:
+            return None
+    if state == "quoted":
+        return None
+    found = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    return None if not all(found) else [tuple(record) for record in found] or None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(texts, min_size=1, max_size=6))
+def test_each_message_gives_the_records_that_the_standard_library_reads_from_it_alone(sent: list[str]) -> None:
+    columns = {"a": Declared("string"), "b": Declared("string")}
+    found = rows_of(columns, *(text.encode() for text in sent), lines=True, null_text="\0none")
+    expected = []
+    for number, text in enumerate(sent):
+        records = reference(text) if text else None
+        if records and all(len(record) == 2 for record in records):
+            expected += [(number, dict(zip("ab", record, strict=True))) for record in records]
+    assert found == expected

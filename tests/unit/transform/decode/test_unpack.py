@@ -1,0 +1,240 @@
+"""Compressed payloads, and several rows of a message."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from typing import Any
+
+import cramjam
+import msgpack
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.decode.checked import decode_checked
+from jetcapture_py.transform.decode.compression import inflater
+from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS
+from jetcapture_py.transform.keys import make_key
+from tests.support.batches import Declared, batch_of, decode_settings, outcomes
+
+MOST = 10_000
+COLUMNS = {"a": Declared("int64")}
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+def zstd_without_size(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return bytes(sink.getvalue())
+
+
+def snappy(data: bytes) -> bytes:
+    return bytes(pa.compress(data, codec="snappy", asbytes=True))
+
+
+def framed(data: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress(data))
+
+
+WAYS = [
+    ("gzip", gzip.compress),
+    ("zstd", zstd),
+    ("zstd", zstd_without_size),
+    ("snappy", snappy),
+    ("snappy", framed),
+    ("auto", gzip.compress),
+    ("auto", zstd),
+    ("auto", framed),
+    ("auto", bytes),
+]
+
+
+@pytest.mark.parametrize(("name", "compress"), WAYS)
+def test_payloads_are_inflated_up_to_their_limit(name: str, compress: Any) -> None:
+    inflate = inflater(name, MOST)
+    for data in (b"x", b"hello " * 20, b"x" * MOST, bytes(range(256)) * 20):
+        assert inflate(compress(data)) == data
+    if compress is not bytes:
+        for data in (b"x" * (MOST + 1), bytes(50 << 20)):
+            with pytest.raises(ValueError, match="inflates to more than"):
+                inflate(compress(data))
+
+
+@pytest.mark.parametrize(("name", "compress"), [way for way in WAYS if way[1] is not bytes])
+def test_damaged_or_truncated_data_is_refused(name: str, compress: Any) -> None:
+    inflate = inflater(name, MOST)
+    whole = compress(b"some text, some more text, and some text " * 9)
+    for size in range(1, len(whole)):
+        if name == "auto" and size < 11:
+            continue  # not even the magic bytes
+        with pytest.raises(ValueError, match=r"."):
+            inflate(whole[:size])
+    for follows in (b"x", b"\xff" * 20):
+        with pytest.raises(ValueError, match=r"."):
+            inflate(whole + follows)
+
+
+def test_frames_and_members_that_follow_each_other_are_one_payload() -> None:
+    assert inflater("gzip", MOST)(gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
+    assert inflater("zstd", MOST)(zstd(b"a") + zstd(b"b")) == b"ab"
+    with pytest.raises(ValueError, match="members"):
+        inflater("gzip", MOST)(gzip.compress(b"") * 1001)
+
+
+def test_a_checksum_that_differs_is_damage() -> None:
+    data = bytearray(framed(b"hello world"))
+    data[-1] ^= 1
+    with pytest.raises(ValueError, match="checksum"):
+        inflater("snappy", MOST)(bytes(data))
+
+
+@pytest.mark.parametrize("window", [0xFF, 0xA0])
+def test_a_window_larger_than_the_limit_is_refused(window: int) -> None:
+    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"\x01\x00\x00"
+    with pytest.raises(ValueError, match="inflates to more than"):
+        inflater("zstd", MOST)(frame)
+
+
+@pytest.mark.parametrize(("name", "compress"), [way for way in WAYS if way[0] != "auto"])
+def test_a_bomb_takes_no_memory_beyond_the_limit(name: str, compress: Any) -> None:
+    bomb = compress(bytes(100 << 20))
+    config = decode_settings(format="json", compression=name, max_inflated=1 << 20, columns=COLUMNS)
+    decoder = make_decoder(config)
+    good = compress(b'{"a": 1}')
+    pool, before = pa.default_memory_pool(), pa.default_memory_pool().max_memory()
+    tracemalloc.start()
+    rows = outcomes(decoder.decode(batch_of([bomb, good] * 20)), 40)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == [None, {"a": 1}] * 20
+    assert peak < 20 * len(bomb) + (8 << 20)
+    assert pool.max_memory() - before < 64 << 20
+
+
+def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
+    config = decode_settings(format="json", compression="gzip", columns=COLUMNS)
+    decoder = make_decoder(config)
+    large = gzip.compress(b'{"a": 1, "b": "%b"}' % bytes(BYTES_AT_ONCE // 3).replace(b"\0", b"x"))
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([large] * 4))
+    assert outcomes(decoder.decode(batch_of([large])), 1) == [{"a": 1}]
+
+
+def rows_of(sent: list[bytes], **settings: Any) -> tuple[list[tuple[int, Any]], dict[int, str]]:
+    decoded = decode_checked(make_decoder(decode_settings(columns=COLUMNS, **settings)), batch_of(sent))
+    messages = range(len(sent)) if decoded.messages is None else decoded.messages.to_pylist()
+    rows = list(zip(messages, (row["a"] for row in decoded.fields.to_pylist()), strict=True))
+    return rows, {failure.index: failure.error for failure in decoded.failures}
+
+
+def test_each_line_is_a_row_and_a_bad_one_fails_its_message() -> None:
+    sent = [
+        b'{"a": 1}\n{"a": 2}\n',
+        b'{"a": 3}',
+        b'{"a": 4}\r\n\n  \n{"a": 5}',
+        b'{"a": 6}\n{"a": "x"}\n{"a": 7',
+        b"",
+        b"\n \n",
+        b'{"a": 8}',
+        b'{"a": "\n"}',
+    ]
+    rows, errors = rows_of(sent, format="json", rows="lines")
+    assert rows == [(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (6, 8)]
+    assert errors.keys() == {3, 4, 5, 7}
+    assert errors[3].startswith("row 1: ")
+    assert errors[4] == "the payload is empty"
+    assert errors[5] == "the payload has no rows"
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_each_element_is_a_row_and_a_bad_one_fails_its_message(name: str) -> None:
+    pack = {"json": lambda value: json.dumps(value).encode(), "msgpack": msgpack.packb}[name]
+    sent = [
+        pack([{"a": 1}, {"a": 2, "b": [1, {"c": ","}]}]),
+        pack([]),
+        pack({"a": 3}),
+        pack([{"a": 4}, 5]),
+        pack([{"a": 6}]),
+        pack([{"a": 7}])[:-1],
+        pack([{"a": number} for number in range(1000)]),
+        b"",
+    ]
+    rows, errors = rows_of(sent, format=name, rows="array")
+    assert rows[:3] == [(0, 1), (0, 2), (4, 6)]
+    assert rows[3:] == [(6, number) for number in range(1000)]
+    assert errors.keys() == {1, 2, 3, 5, 7}
+    assert errors[3].startswith("row 1: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "payload"),
+    [
+        ("json", "lines", b"{}\n" * (MAX_ROWS + 1)),
+        ("json", "array", b"[%b{}]" % (b"{}," * MAX_ROWS)),
+        ("json", "array", b"[%b1]" % (b"1," * 12_000_000)),
+        ("msgpack", "array", b"\xdd\xff\xff\xff\xff" + b"\x80" * 10),
+        ("msgpack", "array", b"\xdd\x00\x04\x00\x00" + b"\x80" * (1 << 18)),
+        ("csv", "lines", b"1\n" * (MAX_ROWS + 1)),
+    ],
+)
+def test_too_many_rows_fail_their_message_alone(name: str, rows: str, payload: bytes) -> None:
+    good = {"json": b'{"a": 1}' if rows == "lines" else b'[{"a": 1}]', "msgpack": b"\x91\x81\xa1a\x01", "csv": b"1"}
+    found, errors = rows_of([good[name], payload, good[name]], format=name, rows=rows)
+    assert found == [(0, 1), (2, 1)]
+    assert "more than" in errors[1]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("json", "lines"), ("json", "array"), ("csv", "lines")])
+def test_many_rows_of_many_messages_are_decoded_in_smaller_batches(name: str, rows: str) -> None:
+    payload = {
+        ("json", "lines"): b'{"a": 1}\n' * 20_000,
+        ("json", "array"): b"[%b{}]" % (b"{}," * 20_000),
+        ("csv", "lines"): b"1\n" * 20_000,
+    }
+    decoder = make_decoder(decode_settings(format=name, rows=rows, columns=COLUMNS))
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([payload[name, rows]] * 30))
+    assert len(decoder.decode(batch_of([payload[name, rows]] * 2)).messages) >= 40_000
+
+
+def test_compressed_lines_are_inflated_and_then_split() -> None:
+    sent = [gzip.compress(b'{"a": 1}\n{"a": 2}'), b'{"a": 3}', gzip.compress(b'{"a": 4}')[:-3]]
+    rows, errors = rows_of(sent, format="json", rows="lines", compression="auto")
+    assert rows == [(0, 1), (0, 2), (1, 3)]
+    assert errors.keys() == {2}
+
+
+@pytest.mark.parametrize("rows", ["one", "lines", "array"])
+def test_a_key_of_inferred_fields_is_that_of_the_first_row_of_an_unpacked_payload(rows: str) -> None:
+    text = {"one": b'{"k": 1.0}', "lines": b'{"k": 1.0}\n{"k": 2}', "array": b'[{"k": 1.0}, {"k": 2}]'}[rows]
+    config = decode_settings(format="json", rows=rows, compression="auto")
+    batch = batch_of([gzip.compress(text), text, b"", None])
+    keys = make_key("{k}", config)(batch, pa.RecordBatch.from_arrays([], names=[]))
+    assert keys.to_pylist() == ["1.0", "1.0", None, None]
+
+
+class Whole:
+    """A decoder of a user's, which sees the whole envelope."""
+
+    def decode(self, batch: Any) -> Any:
+        from jetcapture_py.transform.batch import Decoded
+
+        fields = pa.RecordBatch.from_arrays(
+            [batch.column(layout.PAYLOAD), batch.column(layout.SEQ)], names=["payload", "seq"]
+        )
+        return Decoded(fields=fields)
+
+
+def test_a_decoder_of_the_users_own_gets_inflated_payloads_and_the_envelope() -> None:
+    config = decode_settings(format=f"{__name__}:Whole", compression="gzip")
+    sent = [gzip.compress(b"a"), b"damaged", gzip.compress(b"b")]
+    rows = outcomes(decode_checked(make_decoder(config), batch_of(sent)), 3)
+    assert rows == [{"payload": b"a", "seq": 1}, None, {"payload": b"b", "seq": 3}]
