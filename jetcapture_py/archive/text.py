@@ -21,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NULL = "\\N"
-"""A null in CSV, never in quotes. Databases know it so, and some readers cannot tell an empty field from an empty
-text."""
+"""A null in CSV, never in quotes. Many databases use it; some readers cannot tell an empty field from empty text."""
 
 _ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CONTROL = r"[\x00-\x1f]"
