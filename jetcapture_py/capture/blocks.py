@@ -312,7 +312,7 @@ def _run_sizes(rows: pa.RecordBatch, places: Sequence[tuple[int, int]], total: i
     if layout.PAYLOAD not in rows.schema.names:
         return [length * total / rows.num_rows for _, length in places]
     ends = np.concatenate(
-        [[0], np.cumsum(pc.binary_length(rows.column(layout.PAYLOAD)).to_numpy(zero_copy_only=False))]
+        [[0], np.cumsum(pc.binary_length(rows.column(layout.PAYLOAD)).fill_null(0).to_numpy(zero_copy_only=False))]
     )
     share = max(total - int(ends[-1]), 0) / rows.num_rows
     return [float(ends[start + length] - ends[start] + length * share) for start, length in places]

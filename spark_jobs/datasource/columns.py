@@ -195,9 +195,10 @@ class MessageColumns:
     def _column(self, fields: pa.RecordBatch, name: str, rows: int, places: pa.Int32Array | None) -> pa.Array:
         """Return a decoded column with `rows` rows, taken from `places`, with the type that Spark expects."""
         of = self._schema.field(name).type
-        if name not in fields.schema.names:  # every message failed
+        stored = layout.field_name(name)
+        if stored not in fields.schema.names:  # every message failed
             return pa.nulls(rows, of)
-        column = fields.column(name) if places is None else fields.column(name).take(places)
+        column = fields.column(stored) if places is None else fields.column(stored).take(places)
         return column if column.type == of else column.cast(of)
 
     def _check(self, batch: MessageBatch, failures: Sequence[Failure]) -> None:

@@ -347,6 +347,8 @@ def _spark_type(column: str, kind: pa.DataType) -> st.DataType:
         return _spark_type(column, kind.value_type)
     if pa.types.is_timestamp(kind) and kind.unit != "ns":
         return st.TimestampType() if kind.tz else st.TimestampNTZType()
+    if kind == pa.time64("us"):
+        return st.TimeType(6)
     if pa.types.is_decimal(kind) and kind.precision <= _MOST_DIGITS:
         return st.DecimalType(kind.precision, kind.scale)
     if pa.types.is_fixed_size_binary(kind):

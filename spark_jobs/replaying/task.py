@@ -95,6 +95,8 @@ class _Preparation:
         if ROW in batch.schema.names and not self._task.apart:
             batch = self._first_rows(batch)
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if self._task.stored and ROW in given:
+            _check_payloads(given)
         if MISSING in given and given[MISSING].null_count < batch.num_rows:
             raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
         columns = {name: given[name] for name in ("subject", "payload")}
@@ -157,6 +159,14 @@ class _Preparation:
         dues = self._due + np.cumsum(gaps)
         self._timestamp, self._due = times[-1], float(dues[-1])
         return pa.array(dues)
+
+
+def _check_payloads(given: dict[str, pa.Array]) -> None:
+    """Raise SourceError for a row without its message's payload, which the archive has in the message's first row."""
+    without = pc.and_(given["payload"].is_null(), pc.greater(given[ROW], 0))
+    if (row := pc.index(without, True).as_py()) >= 0:
+        seq = given[SEQ][row].as_py()
+        raise SourceError(f"message {seq}: its payload is in its first row, which is not among the rows to publish")
 
 
 def _lines(raw: bytes) -> bytes:

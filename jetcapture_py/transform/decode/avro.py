@@ -55,7 +55,15 @@ class _Writer:
         """Read one datum of at most `size` bytes. Raises ValueError."""
         read = slow_reader.schemaless_reader if self.recursive and size > _SAFE_BYTES else fastavro.schemaless_reader
         try:
-            return read(stream, self.schema, self.reader)
+            if self.reader is None:
+                return read(stream, self.schema, None)
+            start = stream.tell()
+            read(stream, self.schema, None)  # the library skips fields without looking whether they are there
+            end = stream.tell()
+            stream.seek(start)
+            value = read(stream, self.schema, self.reader)
+            stream.seek(end)
+            return value
         except Exception as error:  # of many types, for damaged data
             raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
 
@@ -156,8 +164,8 @@ class AvroDecoder:
                 self._of_containers.popitem(last=False)
         rows: list[Any] = []
         for count, data in header.blocks(self._max_inflated):
-            if len(rows) + count > MAX_ROWS or count > len(data):
-                raise ValueError(f"a block announces {count} rows in {len(data)} bytes")
+            if len(rows) + count > MAX_ROWS:
+                raise ValueError(f"more than {MAX_ROWS} rows")
             stream = io.BytesIO(data)
             rows.extend(writer.read(stream, len(data)) for _ in range(count))
             if stream.tell() != len(data):

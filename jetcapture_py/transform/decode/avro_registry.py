@@ -28,6 +28,10 @@ class RegistryError(Exception):
     """The registry cannot be used: a wrong setting."""
 
 
+class _SilentError(Exception):
+    """The registry does not answer."""
+
+
 class Registry:
     """Finds schemas at `place`. Raises RegistryError when that is a directory that is not there."""
 
@@ -36,6 +40,7 @@ class Registry:
         self._directory = Path(place)
         self._missing: dict[int | bytes, tuple[float, str]] = {}
         self._marks: dict[bytes, Path] = {}
+        self._silent_until = 0.0
         if self._url is None and not self._directory.is_dir():
             raise RegistryError("the directory does not exist")
 
@@ -44,6 +49,9 @@ class Registry:
         self._check_missing(number)
         try:
             return self._fetch(number) if self._url is not None else _read(self._directory / f"{number}.avsc")
+        except _SilentError as error:
+            self._silent_until = time.monotonic() + _FORGET
+            raise ValueError(f"the registry does not answer: {one_line(str(error))}") from None
         except FileNotFoundError:
             raise self._missed(number, f"schema {number} is not in the registry") from None
         except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
@@ -65,6 +73,8 @@ class Registry:
         return _read(self._marks[mark])
 
     def _check_missing(self, number: int) -> None:
+        if self._silent_until > time.monotonic():
+            raise ValueError("the registry does not answer")
         again, reason = self._missing.get(number, (0.0, ""))
         if again > time.monotonic():
             raise ValueError(reason)
@@ -88,11 +98,13 @@ class Registry:
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     raise FileNotFoundError from None
-                if error.code < 500 or time.monotonic() > deadline:
+                if error.code < 500:
                     raise
-            except (OSError, http.client.HTTPException):
-                if time.monotonic() > deadline:
-                    raise
+                reason: Exception = error
+            except (OSError, http.client.HTTPException) as error:
+                reason = error
+            if time.monotonic() > deadline:
+                raise _SilentError(str(reason)) from None
             time.sleep(next(waits))
 
 

@@ -19,6 +19,8 @@ _MAX_MEMBERS = 1000
 """Of one gzip payload: the rest is copied for each of them."""
 _ZSTD_SIZES = {0: (0, 0), 1: (2, 256), 2: (4, 0), 3: (8, 0)}
 """Bytes of a zstd frame's content size by its flag, and what is to be added to it (RFC 8878, 3.1.1.1.4)."""
+_CHECKSUM = 4
+"""Bytes of zlib's checksum, which some writers of Avro leave behind their data."""
 _SNAPPY_CHUNK = 65_536
 """Most bytes in a chunk of Snappy's framing format, section 4.2."""
 
@@ -63,7 +65,7 @@ def _gzip(payload: bytes, most: int) -> bytes:
 
 
 def inflate_raw(data: bytes, most: int) -> bytes:
-    """Inflate raw deflate data (RFC 1951) to at most `most` bytes. Raises ValueError."""
+    """Inflate raw deflate data (RFC 1951) to at most `most` bytes; a checksum may follow it. Raises ValueError."""
     stream = zlib.decompressobj(wbits=-15)
     try:
         found = stream.decompress(data, most + 1)
@@ -71,7 +73,7 @@ def inflate_raw(data: bytes, most: int) -> bytes:
         raise ValueError(f"not deflate: {error}") from None
     if len(found) > most:
         raise _too_large(most)
-    if not stream.eof or stream.unused_data:
+    if not stream.eof or len(stream.unused_data) > _CHECKSUM:
         raise ValueError("the deflate data is truncated, or something follows it")
     return found
 

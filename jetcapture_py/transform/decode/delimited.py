@@ -27,6 +27,8 @@ from jetcapture_py.transform.decode.text_values import BuildTexts, convert, text
 from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
 
 _BOM = "\ufeff"
+_MOST_FIELDS = 10_000
+"""Fields that a header may name: each costs memory, however short the message is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,8 @@ class DelimitedDecoder:
 
     def _names(self, head: str) -> list[str]:
         """Return the names of a header. Raises ValueError or csv.Error."""
+        if head.count(self._delimiter) >= _MOST_FIELDS:
+            raise ValueError(f"the header names more than {_MOST_FIELDS} fields")
         (names,) = csv.reader([head], delimiter=self._delimiter, strict=True)
         sources = [column.source for column in self._columns]
         if twice := [name for name in sources if names.count(name) > 1]:

@@ -191,6 +191,13 @@ def test_several_rows_of_a_message_are_numbered_from_zero() -> None:
     assert prepared.messages == 3
 
 
+def test_a_message_of_several_rows_has_its_payload_in_the_first_one_alone() -> None:
+    prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted())
+    assert prepared.rows.column(layout.PAYLOAD).to_pylist() == [b"rows 3", None, None, b"a", b"rows 2", None]
+    many = prepare(b"rows 100000" + b" " * 100_000, decoder=Scripted())
+    assert many.rows.nbytes < 100 << 20  # 10 GB with a payload in each row
+
+
 def test_rows_are_numbered_also_beside_failures_and_message_by_message() -> None:
     prepared = prepare(b"raise", b"rows 2", b"fail", b"rows 3", decoder=Scripted())
     assert seqs(prepared.rows) == [2, 2, 4, 4, 4]

@@ -120,7 +120,7 @@ def test_the_archive_of_a_schemas_types_is_read_as_the_stream_is(
     asyncio.run(capture_all(config(live.options["servers"], tmp_path / "archive", **sections)))
     frame = read_archive(spark, str(tmp_path / "archive"), STREAM)
     (stored,) = frame.select("big", "took", "names", "small").collect()
-    assert stored.asDict() == expected
+    assert stored.asDict() == expected | {"took": -1_500_000}
 
 
 def test_the_archive_of_avros_logical_types_is_read(spark: SparkSession, live: Live, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_options_that_do_not_go_together_are_refused(
     spark: SparkSession, live: Live, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(Exception) as raised:  # noqa: PT011  Spark has several kinds
-        read(spark, live, **options)
+        read(spark, live, **options).collect()
     assert reason in message(raised.value)
 
 

@@ -160,6 +160,17 @@ def test_a_message_of_several_rows_is_published_once(spark: SparkSession, archiv
     assert [message.payload for message in stored(server.url)] == [b"1", b"2", b"3"]
 
 
+def test_the_payload_of_a_message_of_several_rows_comes_from_its_first_row(
+    spark: SparkSession, archive: Archive, server: NatsServer
+) -> None:
+    archive.write([1, 1, 2, 2], payloads=[b"1", None, b"2", None], _nats_row=[0, 1, 0, 1], line=["a", "b", "c", "d"])
+    frame = read_archive(spark, archive.url, "ORDERS")
+    assert replay(frame, server.url, "replay.{subject}").published == 2
+    assert [message.payload for message in stored(server.url)] == [b"1", b"2"]
+    with pytest.raises(JetcaptureError, match="message 2: its payload is in its first row"):
+        replay(frame.where("line <> 'c'"), server.url, "replay.{subject}")
+
+
 def test_many_rows_from_several_partitions_are_all_published(spark: SparkSession, server: NatsServer) -> None:
     frame = spark.range(50_000, numPartitions=4)
     assert replay(frame, server.url, "replay.{id}").published == 50_000

@@ -7,7 +7,7 @@ import io
 import json
 import struct
 import threading
-import time
+import tracemalloc
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -95,7 +95,6 @@ MICROS = int(STAMP.timestamp()) * 1_000_000 + 123_456
         (["null", record(field("a", "int"), name="S")], None, "struct<a: int32>", None),
         (record(name="S"), {}, "string", "{}"),
         (logical("bytes", "decimal", precision=6, scale=2), Decimal("-1.25"), "decimal128(6, 2)", Decimal("-1.25")),
-        (logical("bytes", "decimal", precision=6, scale=9), b"\x01", "binary", b"\x01"),
         (logical("int", "date"), date(2026, 1, 31), "date32[day]", date(2026, 1, 31)),
         (logical("int", "time-millis"), clock(1, 2, 3, 4000), "time64[us]", clock(1, 2, 3, 4000)),
         (logical("long", "time-micros"), clock(1, 2, 3, 4), "time64[us]", clock(1, 2, 3, 4)),
@@ -155,7 +154,6 @@ def test_every_type_has_its_column(of: Any, sent: Any, kind: str, stored: Any) -
         ({"type": "enum", "name": "E", "symbols": ["A"]}, zigzag(1)),
         ({"type": "array", "items": "long"}, zigzag(2**50) + b"\x02"),
         ({"type": "map", "values": "long"}, zigzag(1) + zigzag(2**40)),
-        ("string", zigzag(1) + b"ab"),
     ],
 )
 def test_a_value_out_of_range_fails_alone(of: Any, data: bytes) -> None:
@@ -322,12 +320,14 @@ def test_a_registry_over_http_is_asked_once_for_each_id_and_again_while_it_is_do
     assert Answers.asked == [*["/schemas/ids/7"] * 3, "/schemas/ids/8"]
 
 
-def test_messages_of_a_registry_that_never_answers_are_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_a_registry_that_never_answers_are_quarantined_without_asking_for_each(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(avro_registry, "_PATIENCE", 0.1)
-    decoder = AvroDecoder(READER, {}, registry=Registry("http://127.0.0.1:1"))
-    began = time.monotonic()
-    assert decode(decoder, *[confluent(7, datum(WRITER, OLD))] * 100) == [None] * 100
-    assert time.monotonic() - began < 60, "every message waited"
+    monkeypatch.setattr(Answers, "down", 1 << 30)
+    decoder = AvroDecoder(READER, {}, registry=Registry(server))
+    assert decode(decoder, *(confluent(number % 50, datum(WRITER, OLD)) for number in range(1000))) == [None] * 1000
+    assert set(Answers.asked) == {"/schemas/ids/0"}
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
@@ -344,14 +344,12 @@ def test_the_rows_of_containers_are_rows_of_their_messages(codec: str) -> None:
     assert len(found) == 5004
 
 
-def test_zstandard_containers_are_read(tmp_path: Path) -> None:
+def test_zstandard_containers_are_read() -> None:
     plain = container(WRITER, [OLD])
     sync = plain[-16:]
-    head, _, rest = plain.partition(b"avro.codec")
-    start = rest.index(b"null") + 4
-    block = rest[start + 1 + 16 : -16]
-    data = pa.compress(block[2:], codec="zstd", asbytes=True)
-    found = head + b"avro.codec" + zigzag(9) + b"zstandard" + b"\0" + sync + zigzag(1) + zigzag(len(data)) + data + sync
+    header = plain[: plain.index(sync) + 16].replace(zigzag(4) + b"null", zigzag(9) + b"zstandard")
+    data = pa.compress(datum(WRITER, OLD), codec="zstd", asbytes=True)
+    found = header + zigzag(1) + zigzag(len(data)) + data + sync
     assert rows_of(AvroDecoder(READER, {}, container=True), found) == [(0, NEW)]
 
 
@@ -369,6 +367,16 @@ def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
     nulls = nulls.replace(b'"int"', b'"null"').replace(b"\x06int", b"\x06int")
     sent = [large, endless, negative, other_marker, codec, nulls, good]
     assert rows_of(decoder, *sent) == [(6, NEW)]
+
+
+def test_a_bomb_in_a_container_takes_no_memory_beyond_the_limit() -> None:
+    decoder = AvroDecoder(READER, {}, container=True, max_inflated=1 << 20)
+    bomb = container(WRITER, [{"id": 1, "gone": "x" * (50 << 20)}], "deflate")
+    tracemalloc.start()
+    assert rows_of(decoder, bomb) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 def test_too_many_rows_for_one_batch_are_asked_for_in_smaller_ones() -> None:

@@ -128,6 +128,17 @@ def test_a_header_names_the_fields_of_its_own_message() -> None:
     ]
 
 
+def test_a_header_cannot_take_memory_by_many_names() -> None:
+    sent = b"a,b" + b"," * 100_000 + b"\n1,x"
+    assert errors(TWO, sent, header=True) == ["the header names more than 10000 fields"]
+
+
+def test_a_record_with_another_number_of_fields_fails_alone_beside_line_breaks_in_quotes() -> None:
+    sent = [b'1,"a\nb\nc"', b"2", b'3,"d\r\n"', b'"4\n",x,y', b'5,"e\nf"']
+    rows = decode(TWO, *sent)
+    assert [row and row["a"] for row in rows] == [1, None, 3, None, 5]
+
+
 def test_lines_are_records_and_one_bad_record_fails_its_whole_message() -> None:
     sent = [b'1,x\n2,"y\nz"\n', b"3,c", b"4,d\n5", b"6,f\n7,g\nx,h", b"8,i\n\n9,j", b"10,k\r\n11,l"]
     assert [(message, row["a"]) for message, row in rows_of(TWO, *sent, lines=True)] == [
@@ -207,7 +218,7 @@ def reference(text: str) -> list[tuple[str, ...]] | None:
             state = "start"
         else:
             return None
-    if state == "quoted":
+    if state == "quoted" or (state == "start" and text.endswith("\n")):
         return None
     found = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     return None if not all(found) else [tuple(record) for record in found] or None
