@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jetcapture_py.archive.block_writer import BlockReader as BlockReader
     from jetcapture_py.archive.block_writer import BlockWriter as BlockWriter
     from jetcapture_py.archive.writer import EncodedBlock as EncodedBlock
+    from jetcapture_py.capture.announcing import OnStored as OnStored
+    from jetcapture_py.capture.announcing import StoredObject as StoredObject
     from jetcapture_py.capture.pipeline import Capture as Capture
     from jetcapture_py.config.model import Config as Config
     from jetcapture_py.config.model import load as load
@@ -46,10 +48,12 @@ _MODULES = {
     "JetcaptureError": "errors",
     "KeyFunction": "transform.keys",
     "MessageBatch": "transform.batch",
+    "OnStored": "capture.announcing",
     "PermanentStoreError": "errors",
     "SourceError": "errors",
     "Store": "store",
     "StoreError": "errors",
+    "StoredObject": "capture.announcing",
     "layout": "archive",
     "load": "config.model",
 }
@@ -69,10 +73,12 @@ __all__ = [
     "JetcaptureError",
     "KeyFunction",
     "MessageBatch",
+    "OnStored",
     "PermanentStoreError",
     "SourceError",
     "Store",
     "StoreError",
+    "StoredObject",
     "layout",
     "load",
 ]

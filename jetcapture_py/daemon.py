@@ -17,7 +17,6 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
 from jetcapture_py.monitoring.http_server import HttpServer
-from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 
 log = logging.getLogger("jetcapture")
@@ -33,7 +32,7 @@ def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | N
     """
     for warning in config.warnings():
         event(log, logging.WARNING, "config.warning", warning=warning)
-    if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need it
+    if not config.has_user_code:  # user code may need it
         memory.without_pandas()
     try:
         asyncio.run(_run(config, server, until_caught_up=until_caught_up))

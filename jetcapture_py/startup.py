@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, MutableMapping
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.plugins import is_reference
 
 WEBSOCKETS = "aiohttp"
 
@@ -21,7 +20,7 @@ def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Itera
     Imported modules are never freed, so the garbage collector skips them: while they load, in full collections, and on
     exit. numpy's linear algebra library, which is not used here, starts no threads.
     """
-    if not (is_reference(config.decode.format) or is_reference(config.key)):  # user code may need them
+    if not config.has_user_code:  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
     try:

@@ -207,6 +207,11 @@ def _bucket_names(bucket: int) -> tuple[str, str]:
     return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%SZ}"
 
 
+def bucket_text(bucket: int) -> str:
+    """A bucket as objects' names spell it: `YYYYMMDDTHHMMSSZ`."""
+    return _bucket_names(bucket)[1]
+
+
 @lru_cache(maxsize=4096)
 def _parse_bucket(text: str) -> int | None:
     try:

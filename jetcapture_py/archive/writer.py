@@ -64,7 +64,11 @@ class FileSink(Protocol):
     """
 
     failed: bool
-    closed: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        ...
 
     def write(self, data: Any) -> int:
         """Append bytes."""

@@ -37,19 +37,22 @@ MOST_NULLS = 4
 class Block:
     """The messages of one (key, bucket) that become one object; `opened` is the time of its first message.
 
-    `bytes` is its share of the chunks. As one table, its rows have all of `columns`, for which the chunks hold `filled`
-    bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is the size of that table.
+    `bytes` is its share of the chunks, of which `away` lies in files. As one table, its rows have all of `columns`, for
+    which the chunks hold `filled` bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is
+    the size of that table, and `sealed_at` when it was handed on.
     """
 
     id: BlockId
     opened: float
     rows: int = 0
     bytes: int = BLOCK_OVERHEAD
+    away: int = 0
     table_bytes: int = 0
     items: int = 0
     columns: int = 0
     filled: float = 0.0
     sealed_by: str = ""
+    sealed_at: float = 0.0
     _pieces: list[tuple[Chunk, int]] = field(default_factory=list)
     _replies: pa.BinaryArray | None = None
 
@@ -119,6 +122,11 @@ class Blocks:
     def sealed(self) -> int:
         """How many blocks are sealed and not acknowledged yet."""
         return len(self._sealed)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of open blocks that lie in memory."""
+        return self.bytes - self.memory.open_away
 
     def oldest_age(self, now: float) -> float:
         """Seconds since the oldest open block's first message; 0 without one."""
@@ -252,6 +260,7 @@ class Blocks:
             self._sealed[block] = None
             self.rows -= block.rows
             self.bytes -= block.bytes
+            self.memory.open_away -= block.away
             block.sealed_by = reason
         return sealed
 

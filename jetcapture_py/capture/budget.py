@@ -35,7 +35,7 @@ def excess(blocks: Blocks, limits: LimitsConfig, unacked_limit: int, *, starved:
     All of them when `starved`: a pull waits for memory only. A few large messages can fill the budget.
     """
     rows = blocks.rows - unacked_limit // OPEN_UNACKED_SHARE
-    size = blocks.bytes if starved else blocks.bytes - limits.memory // OPEN_SHARE
+    size = blocks.resident if starved else blocks.resident - limits.memory // OPEN_SHARE
     count = blocks.open - limits.open_blocks
     return {
         "rows": rows + unacked_limit // SEALED_UNACKED_SHARE if rows > 0 else 0,

@@ -6,10 +6,12 @@ Pure: no clock, no I/O. Sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+
+from jetcapture_py.archive.schema import REPLY
 
 CHUNK_OVERHEAD = 2048
 """Overhead of a chunk in bytes, besides its columns."""
@@ -83,16 +85,29 @@ def _null_bytes(kind: pa.DataType) -> float:
 
 
 class ChunkMemory:
-    """Bytes held by chunks, kept up to date by them, and the small ones among them, of which `together` are merged."""
+    """Bytes held by chunks, kept up to date by them, and the small ones among them, of which `together` are merged.
+
+    `large` are the others in memory, oldest first; `sparse` those in files of which less than half is still needed.
+    `open_away` is what of the bytes of open blocks lies in files.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.together = TOGETHER
         self.widths = Widths()
+        self.open_away = 0
+        self.large: dict[Chunk, None] = {}
+        self.sparse: dict[Chunk, None] = {}
         self._small: dict[tuple[object, int], list[Chunk]] = {}
 
     def note(self, chunk: Chunk) -> None:
         """Account for a chunk's current size."""
+        self.large.pop(chunk, None)
+        self.sparse.pop(chunk, None)
+        if chunk.file is not None and chunk.live * 2 < chunk.rows.num_rows:
+            self.sparse[chunk] = None
+        elif chunk.file is None and chunk.live and not chunk.small:
+            self.large[chunk] = None
         if chunk.small:
             power = (chunk.live.bit_length() - 1) // (self.together.bit_length() - 1)
             self._small.setdefault((chunk.family, power), []).append(chunk)
@@ -107,14 +122,39 @@ class ChunkMemory:
         return []
 
 
+class RowFile(Protocol):
+    """A file that rows lie in instead of memory."""
+
+    def release(self) -> None:
+        """Remove it; the rows are not needed any more."""
+        ...
+
+
 class Chunk:
     """A routed batch: `rows`, and where in it each run lies that a block still needs.
+
+    The rows are in memory, or, but for their ack subjects, in `file`, and then each run's owner counts its bytes as
+    `away`.
 
     `owners`, `sizes` and `items` have each run's block, its bytes, and how many items are in its lists of structs.
     Only chunks of one `family` are merged.
     """
 
-    __slots__ = ("_memory", "columns", "family", "items", "live", "nbytes", "owners", "rows", "runs", "sizes", "small")
+    __slots__ = (
+        "_away",
+        "_memory",
+        "columns",
+        "family",
+        "file",
+        "items",
+        "live",
+        "nbytes",
+        "owners",
+        "rows",
+        "runs",
+        "sizes",
+        "small",
+    )
 
     def __init__(
         self,
@@ -134,17 +174,21 @@ class Chunk:
         self.items = items
         self.live = rows.num_rows
         self.columns = self.nbytes = 0
+        self.file: RowFile | None = None
+        self._away = [0] * len(self.runs)
         self._hold(rows)
 
-    def _hold(self, rows: pa.RecordBatch) -> None:
-        memory, nbytes = self._memory, 0
+    def _hold(self, rows: pa.RecordBatch, file: RowFile | None = None) -> None:
+        memory, nbytes, old = self._memory, 0, self.file
         if rows.num_rows:
             self.columns = memory.widths.columns(rows.schema)
-            nbytes = cost(rows, self.columns)
+            nbytes = cost(rows if file is None else rows.select([REPLY]), self.columns)
         memory.bytes += nbytes - self.nbytes
-        self.rows, self.nbytes = rows, nbytes
-        self.small = 0 < nbytes < (1 + SMALL) * overhead(self.columns)
+        self.rows, self.nbytes, self.file = rows, nbytes, file
+        self.small = file is None and 0 < nbytes < (1 + SMALL) * overhead(self.columns)
         memory.note(self)
+        if old is not None:
+            old.release()
 
     def run(self, index: int) -> pa.RecordBatch:
         """The rows of one run, without a copy."""
@@ -155,20 +199,54 @@ class Chunk:
         for index in indexes:
             self.live -= self.runs[index][1]
             self.runs[index] = (0, 0)
+            self._count_away(index, 0)
             self.owners[index] = None
         if not self.live:
             self._hold(EMPTY)
         elif self.live * 2 < self.rows.num_rows:
-            self._rewrite()
+            if self.file is None:
+                self.rewrite()
+            else:
+                self._memory.note(self)
 
-    def _rewrite(self) -> None:
-        kept = [(index, *run) for index, run in enumerate(self.runs) if run[1]]
-        slices = [self.rows.slice(start, length) for _, start, length in kept]
-        self._hold(concat(slices))
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the runs that are still needed."""
+        return sum(size for size, run in zip(self.sizes, self.runs, strict=True) if run[1])
+
+    def kept(self) -> tuple[list[tuple[int, int]], list[pa.RecordBatch]]:
+        """Index and length of each run that is still needed, and their rows in this order, without a copy."""
+        kept = [(index, run[1]) for index, run in enumerate(self.runs) if run[1]]
+        whole = self.live == self.rows.num_rows
+        return kept, [self.rows] if whole else [self.run(index) for index, _ in kept]
+
+    def rewrite(self) -> None:
+        """Keep only what is still needed, in memory."""
+        kept, slices = self.kept()
+        self.move(concat(slices), kept)
+
+    def move(self, rows: pa.RecordBatch, kept: Iterable[tuple[int, int]], file: RowFile | None = None) -> None:
+        """Hold `rows` instead, which are those of the runs `kept`; runs that were released since then stay released."""
         position = 0
-        for index, _, length in kept:
-            self.runs[index] = (position, length)
+        for index, length in kept:
+            if self.runs[index][1]:
+                self.runs[index] = (position, length)
             position += length
+        whole = self.live_bytes
+        self._hold(rows, file)
+        share = max(0.0, 1 - self.nbytes / max(whole, 1)) if file is not None else 0.0
+        for index, run in enumerate(self.runs):
+            if run[1]:
+                self._count_away(index, int(self.sizes[index] * share))
+
+    def _count_away(self, index: int, size: int) -> None:
+        """Have the owner of a run count `size` bytes of it as away."""
+        change = size - self._away[index]
+        if change:
+            owner = self.owners[index]
+            owner.away += change
+            self._memory.open_away += 0 if owner.sealed_by else change
+            self._away[index] = size
 
 
 EMPTY = pa.RecordBatch.from_arrays([], names=[])

@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.log import event
 from jetcapture_py.transform.prepare import Prepared
@@ -38,19 +36,19 @@ def count_prepared(stats: Stats, prepared: Prepared) -> None:
         )
 
 
-def count_stored(state: CaptureState, stored: list[tuple[Block, EncodedBlock]], *, confirmed: bool) -> None:
+def count_stored(state: CaptureState, stored: list[StoredBlock], *, confirmed: bool) -> None:
     """Count and log blocks that are stored, and acknowledged unless the server has not `confirmed` it."""
     stats = state.stats
-    messages = sum(encoded.messages for _, encoded in stored)
-    rows = sum(encoded.name.rows for _, encoded in stored)
-    size = sum(encoded.data.size for _, encoded in stored)
+    messages = sum(each.encoded.messages for each in stored)
+    rows = sum(each.encoded.name.rows for each in stored)
+    size = sum(each.encoded.data.size for each in stored)
     stats.stored_blocks += len(stored)
     stats.stored_messages += messages
     stats.stored_rows += rows
     stats.stored_bytes += size
     stats.acked += messages if confirmed else 0
-    state.last_object = stored[-1][1].name.path, datetime.now(UTC)
-    reasons = ",".join(sorted({block.sealed_by for block, _ in stored}))
+    state.last_object = stored[-1].encoded.name.path, datetime.now(UTC)
+    reasons = ",".join(sorted({each.block.sealed_by for each in stored}))
     fields: dict[str, Any] = {
         "blocks": len(stored),
         "messages": messages,
@@ -59,5 +57,5 @@ def count_stored(state: CaptureState, stored: list[tuple[Block, EncodedBlock]], 
         "sealed_by": reasons,
     }
     if len(stored) == 1:
-        fields["object"] = stored[0][1].name.path
+        fields["object"] = stored[0].encoded.name.path
     event(log, logging.INFO, "blocks.stored", **fields)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.sparse import Known
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.blocks import Block
 from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.shares import RELEASE_SHARE
+from jetcapture_py.config.shares import ENCODING_COPIES, RELEASE_SHARE
+
+_Work = tuple[BlockId, str, Sequence[pa.RecordBatch], Known | None]
 
 
 class Encoding:
@@ -37,20 +40,54 @@ class Encoding:
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """Encode blocks, and free their rows."""
         state = self._state
-        async with state.encoding.acquire(sum(block.table_bytes for block in blocks)):
-            work = [(block.id, block.sealed_by, block.batches(), self._columns_of(block)) for block in blocks]
+        async with state.encoding.acquire(sum(map(_memory, blocks))):
+            work = [
+                (block.away > 0, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
+                for block in blocks
+            ]
             objects = await state.in_thread(state.store_threads, self._encode, work)
         for block, encoded in zip(blocks, objects, strict=True):
             block.release()
-            state.encoded_bytes += encoded.data.size
+            state.encoded_bytes += encoded.memory
         state.progress.set()
         return objects
 
     def _columns_of(self, block: Block) -> Known | None:
         return None if block.id.quarantine else self._known
 
-    def _encode(self, work: list[tuple[Any, ...]]) -> list[EncodedBlock]:
+    def _encode(self, work: Sequence[tuple[bool, _Work]]) -> list[EncodedBlock]:
         try:
-            return [self.encoder.encode_or_salvage(*each) for each in work]
+            return [
+                self._encode_to_file(each) if spooled else self.encoder.encode_or_salvage(*each)
+                for spooled, each in work
+            ]
         finally:
             self._resident.release_unused()
+
+    def _encode_to_file(self, work: _Work) -> EncodedBlock:
+        """Make the object of spooled rows in the spool as well; in memory, where that fails."""
+        spooling = self._state.spooling
+        try:
+            sink = spooling.spool.sink() if spooling is not None else None
+        except OSError as error:
+            sink = None
+            self._failed(error)
+        if sink is not None:
+            try:
+                return self.encoder.encode_or_salvage(*work, sink=sink)
+            except Exception as error:
+                if not sink.failed:
+                    raise
+                self._failed(error)
+            finally:
+                sink.close()
+        return self.encoder.encode_or_salvage(*work)
+
+    def _failed(self, error: Exception) -> None:
+        if self._state.spooling is not None:
+            self._state.spooling.failed(error)
+
+
+def _memory(block: Block) -> int:
+    """Bytes that a block takes as one table; of what lies in files, a piece at a time is copied."""
+    return block.table_bytes - block.away + min(block.away, PIECE_BYTES) // ENCODING_COPIES

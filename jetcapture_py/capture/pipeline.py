@@ -7,34 +7,30 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jetcapture_py.archive.block_writer import BlockWriter
-from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
+from jetcapture_py.capture.announcing import Announcer, OnStored
 from jetcapture_py.capture.counting import count_prepared, count_stored
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
 from jetcapture_py.capture.marks import last_mark
-from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.capture.storing import put_all
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import DrainError
-from jetcapture_py.store import Store, open_store
+from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
-
-OnStored = Callable[[EncodedBlock, str], Awaitable[None]]
 
 ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to earlier ones
 
 
 class Capture:
-    """One replica. `decoder`, `key`, `store` and `writer` replace what the configuration names.
+    """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
-    `on_stored(block, location)` is awaited after a block is stored and before its messages are acknowledged. `state`
-    is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
+    `state` is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
     """
 
     def __init__(
@@ -47,10 +43,10 @@ class Capture:
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
     ) -> None:
-        self.state = CaptureState(config, store or open_store(config.store.url, config.store.options))
+        self.state = CaptureState(config, store or configured_store(config.store))
         self.decoding = Decoding(self.state, parts.preparer(config, decoder, key))
         self.encoding = Encoding(self.state, parts.encoder(config, decoder, key, writer))
-        self.on_stored = on_stored
+        self.announcer = Announcer(self.state, on_stored)
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
@@ -58,10 +54,12 @@ class Capture:
         await state.source.open()
         try:
             await startup_checks.check(state, self.encoding.encoder, stop)
+            await self.announcer.check()
             self.encoding.stream_known()
             state.opened = True
             async with asyncio.TaskGroup() as tasks:
                 work = [*side_tasks.tasks(state, stop, until_caught_up=until_caught_up), state.source.pull()]
+                work += self.announcer.tasks()
                 work += [self._store() for _ in range(state.config.store.concurrency)]
                 work += [self._acknowledge() for _ in range(ACKNOWLEDGING)]
                 others = [tasks.create_task(each) for each in work]
@@ -103,10 +101,9 @@ class Capture:
             blocks = await state.sealed_blocks()
             objects = await self.encoding.encode(blocks)
             async for index, location in put_all(state, objects):
-                state.encoded_bytes -= objects[index].data.size
-                if self.on_stored is not None:
-                    await self.on_stored(objects[index], location)
-                state.stored.put_nowait((blocks[index], objects[index]))
+                state.encoded_bytes -= objects[index].memory
+                state.stored.put_nowait(StoredBlock(blocks[index], objects[index], location))
+            del blocks, objects
             state.source.wake_pulls()
             state.seal_under_pressure()
 
@@ -115,11 +112,13 @@ class Capture:
         state = self.state
         while True:
             stored = await state.stored_blocks()
-            confirmed = await acknowledging.acknowledge(state, [block for block, _ in stored])
-            for block, _ in stored:
-                state.blocks.forget(block)
+            confirmed = await acknowledging.acknowledge(state, [each.block for each in stored])
+            for each in stored:
+                state.blocks.forget(each.block)
             count_stored(state, stored, confirmed=confirmed)
+            self.announcer.announce(stored)
             state.progress.set()
+            del stored, each  # their objects may be large, and the next ones late
 
     async def _drain(self, intake: asyncio.Task[None]) -> None:
         """Stop pulling, then seal, store and acknowledge everything, within `drain_timeout`.
@@ -127,9 +126,9 @@ class Capture:
         Raises DrainError unless every message that was delivered here is acknowledged.
         """
         state = self.state
-        state.draining = True
+        state.draining, deadline = True, asyncio.get_running_loop().time() + state.config.drain_timeout
         try:
-            async with asyncio.timeout(state.config.drain_timeout):
+            async with asyncio.timeout_at(deadline):
                 pulls_ended = await state.source.stop()
                 await intake
                 state.send_to_store(state.blocks.seal_all("drain"))
@@ -139,6 +138,7 @@ class Capture:
             reason = late if state.unacked else "the server did not answer in time"
             raise DrainError(f"drain_timeout: {reason}") from None
         await last_mark(state)
+        await self.announcer.finish(deadline)
         await acknowledging.check_drained(state, pulls_ended=pulls_ended)
 
 

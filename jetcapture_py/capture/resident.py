@@ -31,9 +31,10 @@ class Resident:
 
 
 def _resident() -> int | None:
-    """Return the resident bytes of this process; None where unavailable."""
+    """Return the resident bytes of this process without mapped files; None where unavailable."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  cheaper
-            return int(file.read().split()[1]) * _PAGE
+            _, resident, mapped, *_ = map(int, file.read().split())
+            return (resident - mapped) * _PAGE
     except OSError:
         return None

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from jetcapture_py.capture.marks import mark
+from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.shares import STALLED_SHARE
 from jetcapture_py.log import event
@@ -30,7 +31,19 @@ DECODER_SLOW = 30.0
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture, each to run until it is cancelled."""
     work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
+    if state.spooling is not None:
+        work.append(_spool(state, state.spooling))
     return [*work, _catch_up(state, stop)] if until_caught_up else work
+
+
+async def _spool(state: CaptureState, spooling: Spooling) -> None:
+    """Move rows to the spool whenever the memory is short; where that fails, blocks are sealed."""
+    while True:
+        async for _ in spooling.steps():
+            state.progress.set()
+            state.source.wake_pulls()
+        state.progress.set()
+        state.seal_under_pressure()
 
 
 async def _seal_by_age(state: CaptureState) -> None:

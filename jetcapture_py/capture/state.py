@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,8 @@ from jetcapture_py.capture import budget
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.memory import lower_thread_priority
 from jetcapture_py.capture.progress import Observer
+from jetcapture_py.capture.spool import Spool
+from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
@@ -26,6 +28,14 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import Store
 
 T = TypeVar("T")
+
+
+class StoredBlock(NamedTuple):
+    """A block whose object is stored at `location`."""
+
+    block: Block
+    encoded: EncodedBlock
+    location: str
 
 
 class CaptureState:
@@ -40,8 +50,10 @@ class CaptureState:
         self.config = config
         self.store = store
         self.stats = Stats()
-        largest = min(block.max_bytes, memory // shares.BLOCK_SHARE)
+        spool = config.limits.spool
+        largest = block.max_bytes if spool else min(block.max_bytes, memory // shares.BLOCK_SHARE)
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
+        self.spooling = Spooling(self.blocks, Spool(spool.path, spool.size), memory) if spool else None
         self.source = PullSource(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
         )
@@ -55,7 +67,7 @@ class CaptureState:
         self.watermark: Watermark | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
-        self.stored: asyncio.Queue[tuple[Block, EncodedBlock]] = asyncio.Queue()
+        self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
         self.progress = asyncio.Event()
         self.decode_threads = ThreadPoolExecutor(1, "decode", initializer=lower_thread_priority)
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store", initializer=lower_thread_priority)
@@ -91,15 +103,26 @@ class CaptureState:
 
     def send_to_store(self, blocks: list[Block]) -> None:
         """Queue sealed blocks for the store."""
+        now = time.monotonic()
         for block in blocks:
+            block.sealed_at = now
             self.stats.sealed_by[block.sealed_by] += 1
             self.waiting_bytes += block.bytes
             self.sealed.put_nowait(block)
 
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is on its way to the store, or into blocks, that would free memory."""
+        return not (self.blocks.sealed or self.preparing or self.source.waiting)
+
     def seal_under_pressure(self) -> None:
-        """Seal the largest blocks when open blocks take too much of a budget."""
-        source, limits = self.source, self.config.limits
-        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=source.pulls.starved)
+        """Seal the largest blocks when open blocks take too much of a budget, and spooling does not help."""
+        source, limits, starved = self.source, self.config.limits, self.source.pulls.starved
+        spools = self.spooling is not None and self.spooling.begin(starved=starved)
+        starved = starved and (self.spooling is None or self._idle)
+        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=starved)
+        if spools:
+            excess["size"] = 0
         self.send_to_store(self.blocks.seal_most(**excess, most=self.room))
 
     async def sealed_blocks(self) -> list[Block]:
@@ -110,7 +133,7 @@ class CaptureState:
         self.waiting_bytes -= sum(block.bytes for block in blocks)
         return blocks
 
-    async def stored_blocks(self) -> list[tuple[Block, EncodedBlock]]:
+    async def stored_blocks(self) -> list[StoredBlock]:
         """Wait for stored blocks; return all there are."""
         stored = [await self.stored.get()]
         while not self.stored.empty():
@@ -118,8 +141,10 @@ class CaptureState:
         return stored
 
     async def memory_freed(self) -> None:
-        """Wait while blocks hold more than `limits.memory`, if some of them are on their way to the store."""
-        while self.blocks.memory.bytes + self.encoded_bytes > self.config.limits.memory and self.blocks.sealed:
+        """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
+        while self.blocks.memory.bytes + self.encoded_bytes > self.config.limits.memory and (
+            self.blocks.sealed or (self.spooling is not None and self.spooling.active)
+        ):
             await self.progressed()
 
     async def all_acknowledged(self) -> None:
@@ -144,3 +169,5 @@ class CaptureState:
         await self.source.close()
         self.decode_threads.shutdown(wait=False)
         self.store_threads.shutdown(wait=False)
+        if self.spooling is not None:
+            self.spooling.spool.close()

@@ -48,7 +48,7 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
     path: tuple[int | str, ...] = detail["loc"]
     context: Mapping[str, Any] = detail.get("ctx", {})
     if detail["type"] == "setting":
-        path, reason = (*path, str(context["setting"])), str(context["reason"])
+        path, reason = (*path, *str(context["setting"]).split(".")), str(context["reason"])
     elif detail["type"] == "extra_forbidden":
         reason = "unknown setting" + _other_name(path, detail["input"], model)
     else:

@@ -24,10 +24,16 @@ from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.nats import NatsConfig as NatsConfig
 from jetcapture_py.config.nats import TlsConfig as TlsConfig
+from jetcapture_py.config.output import LimitsConfig as LimitsConfig
+from jetcapture_py.config.output import OnStoredConfig as OnStoredConfig
+from jetcapture_py.config.output import SpoolConfig as SpoolConfig
+from jetcapture_py.config.output import StoreConfig as StoreConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human
+from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import kind
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.plugins import is_reference
 
 MANY_UNACKED = 100_000
 TOO_MANY_UNACKED = 300_000
@@ -87,30 +93,6 @@ class SourceConfig(Section):
         return self
 
 
-class StoreConfig(Section):
-    """Where objects are stored."""
-
-    url: types.StoreUrl = Field(
-        description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`."
-    )
-    options: types.Options = Field(
-        default_factory=dict, repr=False, exclude=True, description="Passed to fsspec; never printed or logged."
-    )
-    concurrency: types.Count = Field(default=4, description="Objects stored at the same time.")
-    retry_for: types.RetryFor = human(
-        "forever", "How long a failing store is retried before the process exits with an error."
-    )
-
-
-class LimitsConfig(Section):
-    """Limits of the process."""
-
-    memory: types.Memory = human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
-    open_blocks: types.Count = Field(
-        default=1_000, description="Blocks open at the same time; above this the largest are sealed."
-    )
-
-
 class HttpConfig(Section):
     """Metrics, probes and status page of the running process."""
 
@@ -146,6 +128,9 @@ class Config(Section):
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
+    on_stored: OnStoredConfig = Field(
+        default_factory=OnStoredConfig, description="Who learns of stored objects, after the acknowledgement."
+    )
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the process.")
     http: HttpConfig | None = Field(
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
@@ -157,6 +142,23 @@ class Config(Section):
     @classmethod
     def _text_without_payloads(cls, data: object) -> object:
         return without_payloads(data)
+
+    @model_validator(mode="after")
+    def _no_loop(self) -> Self:
+        subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
+        for pattern in self.source.filter_subjects if subject else ():
+            if matches(pattern, subject):
+                raise wrong(
+                    "on_stored.subject",
+                    f"{subject} is captured itself ({pattern}), so that every object would cause another",
+                )
+        return self
+
+    @property
+    def has_user_code(self) -> bool:
+        """Whether it names an object of the user's, which may import anything."""
+        named = (self.decode.format, self.key, self.block.format, self.store.type or "", self.on_stored.call or "")
+        return any(map(is_reference, named))
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""

@@ -39,6 +39,9 @@ BLOCK_SHARE = 4
 """Maximum share of the memory for one block, so that one cannot take it all."""
 OPEN_SHARE = 2
 """Maximum share of the memory for open blocks; the rest is for blocks being stored."""
+SPOOL_SHARE, SPOOL_TARGET_SHARE = 4, 8
+"""With a spool, open rows beyond the first share of the memory are spooled, down to the second: well before blocks
+would be sealed."""
 OPEN_UNACKED_SHARE = 3
 """Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
 that waits for acks is slow to take them."""

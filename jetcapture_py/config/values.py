@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
 
 from jetcapture_py import plugins
 from jetcapture_py.config.messages import did_you_mean
@@ -246,7 +246,23 @@ def _listen(value: str) -> str:
     return value
 
 
-def _store_url(value: str) -> str:
+def _reference(value: str) -> str:
+    if not plugins.is_reference(value):
+        raise ValueError(f"expected package.module:object, got {quoted(value)}")
+    return value
+
+
+def _subject_template(value: str) -> str:
+    plain = value.replace("{stream}", "S")
+    if "{" in plain or "}" in plain:
+        raise ValueError(f"expected a subject with no placeholder but {{stream}}, got {quoted(value)}")
+    if plain.startswith(("$JS.", "$SYS.")):
+        raise ValueError(f"expected a subject that is not the server's own, got {quoted(value)}")
+    _subject(plain)
+    return value
+
+
+def _store_url(value: str, info: ValidationInfo) -> str:
     """Only the scheme is ever shown: people put credentials into addresses."""
     if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
         raise ValueError("expected an address without control characters and with no placeholder but {key}")
@@ -254,6 +270,8 @@ def _store_url(value: str) -> str:
     if not separator:
         if not value.startswith("/"):
             raise ValueError("expected an absolute path, or an address such as s3://bucket/path")
+        return value
+    if info.data.get("type"):
         return value
     if scheme not in _STORES:
         known = ", ".join(f"{name}://" for name in _STORES)
@@ -333,6 +351,10 @@ BlockFormat = Annotated[str, AfterValidator(_block_format)]
 """parquet, ndjson, csv, or a user's writer."""
 BlockTime = Annotated[str, AfterValidator(_block_time)]
 """timestamp, a decoded field, or header.NAME."""
+Reference = Annotated[str, AfterValidator(_reference)]
+"""An object of the user's, `package.module:object`."""
+SubjectTemplate = Annotated[str, AfterValidator(_subject_template)]
+"""A subject without wildcards that may contain `{stream}`."""
 Listen = Annotated[str, AfterValidator(_listen)]
 """Address and port to listen on; without an address, all of this host; port 0 is any free one."""
 StoreUrl = Annotated[str, AfterValidator(_store_url)]

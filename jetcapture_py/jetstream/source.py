@@ -16,7 +16,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
 from jetcapture_py.jetstream.admin import ConsumerState
-from jetcapture_py.jetstream.connection import Api, connect
+from jetcapture_py.jetstream.connection import Api, ApiError, UnavailableError, connect
 from jetcapture_py.jetstream.consumer import Consumer
 from jetcapture_py.jetstream.deliveries import Deliveries
 from jetcapture_py.jetstream.payload_check import PayloadCheck
@@ -62,6 +62,8 @@ class PullSource:
         self.reconnects = 0
         self.lost = 0
         """Messages lost with connections, as far as known."""
+        self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
+        """Called with a refusal that does not end the capture; returns whether that is dealt with."""
         self._unacked, self._replies = unacked, replies
         self._others = 0
         self._inbox = Inbox(self._on_data)
@@ -203,7 +205,8 @@ class PullSource:
     async def _errored(self, error: Exception) -> None:
         denial = denial_in(error)
         if denial is None or (needed := self._needed(denial)) is None:
-            event(log, logging.WARNING, "nats.error", error=error)
+            if denial is None or not self.on_denied(denial):
+                event(log, logging.WARNING, "nats.error", error=error)
         else:
             self.fail(SourceError(f"NATS refused: {refusal(needed, subscription=denial.subscription)}"))
 
@@ -365,6 +368,20 @@ class PullSource:
         connection, asked = self._known
         fresh = connection == self.reconnects and self._loop.time() - asked < FRESH
         return fresh and self.failure is None and self.pulls.active > 0
+
+    async def stream_subjects(self) -> tuple[str, ...]:
+        """The subjects that the stream takes; none when we are not allowed to ask."""
+        if not self.stream_created:
+            return ()
+        try:
+            answer = await self._api.request(f"STREAM.INFO.{self.stream}")
+        except (ApiError, UnavailableError):
+            return ()
+        return tuple(answer["config"].get("subjects", ()))
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Publish a message that nobody confirms. Raises nats-py's errors."""
+        await self._client.publish(subject, payload)
 
     async def keep_alive(self, replies: pa.BinaryArray) -> None:
         """Reset the messages' ack wait (+WPI)."""

@@ -81,6 +81,10 @@ class Metrics(Collector):
         yield _counter("acks_unconfirmed", "Unconfirmed ack attempts", stats.unconfirmed_acks)
         lost = "Messages in flight when the connection was lost; the server redelivers them"
         yield _counter("messages_lost_in_flight", lost, source.lost)
+        failures = {kind: stats.on_stored_failures[kind] for kind in ("subject", "call")}
+        yield _counters("on_stored_failures", "Stored objects not announced, by receiver", "receiver", failures)
+        spooling = self._state.spooling
+        yield _counter("spool_failures", "Failures to write to the spool", spooling.failures if spooling else 0)
         yield _counter("reconnects", "Reconnects to NATS", source.reconnects)
 
     def _storing(self) -> Iterator[Metric]:
@@ -119,6 +123,10 @@ class Metrics(Collector):
         held = capture.memory + capture.source.waiting_bytes
         yield _gauge("buffered_bytes", "Bytes held of messages not stored yet", held)
         yield _gauge("buffered_bytes_limit", "limits.memory", capture.config.limits.memory)
+        spooling = capture.spooling
+        yield _gauge("spool_bytes", "Bytes of files in the spool", spooling.spool.bytes if spooling else 0)
+        size = spooling.spool.size if spooling else 0
+        yield _gauge("spool_bytes_limit", "limits.spool.size; 0 without a spool", size)
         yield _gauge(
             "in_flight_bytes", "Bytes in flight: what open pulls may still deliver", capture.source.pulls.in_flight
         )

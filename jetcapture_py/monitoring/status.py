@@ -20,7 +20,7 @@ from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.connection import UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.store import NoteStore, open_store
+from jetcapture_py.store import NoteStore, configured_store
 from jetcapture_py.text import escaped
 
 TIMEOUT = 5.0
@@ -90,7 +90,7 @@ class Observed:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._store = open_store(config.store.url, config.store.options)
+        self._store = configured_store(config.store)
 
     async def __aenter__(self) -> Self:
         name = f"jetcapture status {self._config.source.stream}"

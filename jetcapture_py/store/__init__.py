@@ -12,15 +12,20 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
+from jetcapture_py import plugins
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.errors import ConfigError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
 from jetcapture_py.store.remote import PROBE, NoteChange, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
+from jetcapture_py.text import one_line
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.model import StoreConfig
 
 _LOCAL_PERMANENT = {
     errno.EACCES,
@@ -40,8 +45,13 @@ _ABANDONED = 3600.0
 class Store(Protocol):
     """Stores objects.
 
-    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises
-    `StoreError`, no part of it is visible. Putting an object again is not an error. It is called from several threads.
+    Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises, no
+    part of it is visible. Putting an object again is not an error. It is called from several threads. Whatever it
+    raises, the object is held and put again, until `store.retry_for` has passed; `PermanentStoreError` is logged as an
+    error at once. It must return or raise at some time: a call that hangs occupies one of `store.concurrency` threads.
+
+    `store.type` names a class or function that is called with `store.url` and `store.options`, and returns a store. One
+    that also has the methods of `NoteStore` keeps the watermark.
     """
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
@@ -91,6 +101,32 @@ def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
         store.change_note(path, change)
     elif (data := change(store.read_note(path))) is not None:
         store.write_note(path, data)
+
+
+def configured_store(config: StoreConfig) -> Store:
+    """The configured store: the user's own, or the one for the URL. Raises `ConfigError`."""
+    if not config.type:
+        return open_store(config.url, config.options)
+    try:
+        return _users_store(config.type, config.url, config.options)
+    except ValueError as error:
+        raise ConfigError(f"store.type: {error}") from error
+
+
+def _users_store(reference: str, url: str, options: Mapping[str, Any]) -> Store:
+    found = plugins.load(reference)
+    made = found
+    if callable(found):
+        try:
+            made = found(url, options)
+        except (JetcaptureError, ImportError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
+    for method in ("put", "probe"):
+        if not callable(getattr(made, method, None)):
+            raise ValueError(f"{reference} is not a store: it has no method {method}")
+    return cast("Store", made)
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Store:

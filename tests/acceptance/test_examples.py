@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -26,6 +27,8 @@ import yaml
 from moto.server import ThreadedMotoServer
 from nats.js.errors import NotFoundError
 
+from examples.hooks import SqliteStore
+from jetcapture_py import PermanentStoreError, StoreError
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config import model
@@ -223,6 +226,43 @@ def test_the_custom_decoder_gives_a_row_for_each_reading(
         2: "15 bytes are not one or more readings of 16",
         3: "0 bytes are not one or more readings of 16",
     }
+
+
+def test_the_own_store_and_the_function_for_stored_objects_have_every_object(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server, database, noted = nats_server(), tmp_path / "archive.db", tmp_path / "stored.jsonl"
+    sent = [(f"orders.{number % 3}", b"%d" % number, None) for number in range(300)]
+    asyncio.run(publish(server.url, sent))
+    own = {"store": {"type": "examples.hooks:SqliteStore"}, "on_stored": {"call": "examples.hooks:note_in_file"}}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings(server.url, f"sqlite://{database}", **own)))
+    python_path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    for _ in range(2):  # the second one has nothing to store
+        jetcapture(path, {"PYTHONPATH": python_path, "STORED_OBJECTS": str(noted)})
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        found = dict(connection.execute("SELECT path, data FROM objects"))
+    lines = {entry["path"]: entry for entry in map(json.loads, noted.read_text().splitlines())}
+    assert lines.keys() == found.keys()
+    payloads = []
+    for name, data in found.items():
+        assert lines[name]["bytes"] == len(data)
+        assert lines[name]["location"] == f"{database}#{name}"
+        payloads += pq.read_table(io.BytesIO(data)).column(layout.PAYLOAD).to_pylist()
+    assert sorted(payloads) == sorted(payload for _, payload, _ in sent)
+
+
+def test_the_own_store_says_what_can_be_tried_again_and_what_not(tmp_path: Path) -> None:
+    (tmp_path / "other.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(PermanentStoreError, match="file is not a database"):
+        SqliteStore(f"sqlite://{tmp_path / 'other.db'}", {}).probe()
+    store = SqliteStore(f"sqlite://{tmp_path / 'archive.db'}", {"timeout": 0})
+    store.probe()
+    with contextlib.closing(sqlite3.connect(tmp_path / "archive.db")) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="database is locked") as caught:
+            store.probe()
+    assert not isinstance(caught.value, PermanentStoreError)
 
 
 KUBERNETES = EXAMPLES / "kubernetes"

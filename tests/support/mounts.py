@@ -29,9 +29,9 @@ class Volume:
         subprocess.run(["umount", "--lazy", str(self.point)], check=True, capture_output=True)
         self._mounts -= 1
 
-    def mount_another(self) -> None:
-        """An empty volume."""
-        self._mount("-t", "tmpfs", "-o", "size=1m", "tmpfs")
+    def mount_another(self, mebibytes: int = 1) -> None:
+        """An empty volume of that size."""
+        self._mount("-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs")
 
     def _mount(self, *what: str) -> None:
         subprocess.run(["mount", *what, str(self.point)], check=True, capture_output=True)

@@ -44,6 +44,7 @@ from tests.support.running import (
     running,
     until,
 )
+from tests.support.stores import ThenStore
 
 Start = Callable[..., NatsServer]
 
@@ -250,12 +251,12 @@ def test_large_messages_stay_within_the_memory_limit(nats_server: Start, tmp_pat
         await publish(server.url, [("orders.big", payload, None) for payload in payloads])
         held = 0
 
-        async def watch(*_: Any) -> None:
+        def watch() -> None:
             nonlocal held
             held = max(held, capture.memory + capture.source.waiting_bytes)
 
         settings = config(server.url, tmp_path / "archive", limits={"memory": "64MiB"})
-        async with running(settings, on_stored=watch) as capture:
+        async with running(settings, store=ThenStore(settings, watch)) as capture:
             await until(lambda: capture.stats.received == 30, "all are received")
         assert 8_000_000 < held < 3 * 64 << 20
         assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == payloads
@@ -349,12 +350,13 @@ def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_t
             if taken:
                 await subscription.fetch(taken)
 
-            async def forget_what_the_server_said(*_: Any) -> None:
-                capture.unconfirmed_at = asyncio.get_running_loop().time()
+            loop = asyncio.get_running_loop()
 
-            async with running(
-                config(server.url, tmp_path / "archive"), on_stored=forget_what_the_server_said
-            ) as capture:
+            def forget_what_the_server_said() -> None:
+                capture.unconfirmed_at = loop.time()
+
+            settings = config(server.url, tmp_path / "archive")
+            async with running(settings, store=ThenStore(settings, forget_what_the_server_said)) as capture:
                 await until(lambda: capture.stats.received == 10 - taken, "the rest is received")
 
     if taken:
@@ -516,13 +518,13 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
         await publish(server.url, plain(100))
         paused: list[float] = []
 
-        async def pause(*_: Any) -> None:
+        def pause() -> None:
             if not paused:
                 paused.append(time.monotonic())
                 os.kill(server.pid, signal.SIGSTOP)
 
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
-        async with running(settings, on_stored=pause) as capture:
+        async with running(settings, store=ThenStore(settings, pause)) as capture:
             try:
                 await until(lambda: bool(paused) and time.monotonic() - paused[0] > 2, "it has not answered for long")
                 assert (capture.stats.unconfirmed_acks, capture.stats.acked) == (0, 0)

@@ -21,6 +21,7 @@ from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.batch import MessageBatch
 from tests.support.nats_server import NatsServer
 from tests.support.running import Message, capture_all, config, objects, publish
+from tests.support.stores import ThenStore, crash
 
 Start = Callable[..., NatsServer]
 
@@ -39,22 +40,17 @@ def keys_by_sequence(root: Path) -> dict[int, list[str | None]]:
     return found
 
 
-class CrashError(Exception):
-    """Ends a capture after its objects are stored and before their messages are acknowledged."""
-
-
-async def crash(*_: Any) -> None:
-    raise CrashError
-
-
 def test_copies_of_a_message_lie_under_one_key_whatever_was_decoded_before_them(
     nats_server: Start, tmp_path: Path
 ) -> None:
     server = nats_server()
+    crashing = config(
+        server.url, tmp_path / "archive", decode={"format": "json"}, key="{id}", store={"retry_for": "0s"}
+    )
     settings = config(server.url, tmp_path / "archive", decode={"format": "json"}, key="{id}")
     asyncio.run(publish(server.url, of(b'{"id":12345678901}', b'{"id":1.0}', b'{"id":1}', b'{"id":true}')))
     with pytest.raises(BaseExceptionGroup):
-        asyncio.run(capture_all(settings, on_stored=crash))
+        asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
     assert objects(tmp_path / "archive"), "nothing was stored before the crash"
     asyncio.run(publish(server.url, of(b'{"id":0.5}', b'{"ID":7}', b'{"id":"text"}', b'{"id":{"a":1}}')))
     asyncio.run(capture_all(settings))

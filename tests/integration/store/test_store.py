@@ -20,11 +20,34 @@ from fsspec.registry import _registry
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import StoreConfig
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
-from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, open_store
+from jetcapture_py.store import LocalStore, NoteStore, ObjectReader, Store, change_note, configured_store, open_store
 from jetcapture_py.store import root as archive_root
 from jetcapture_py.store.remote import FsspecStore
 from tests.integration.store.conftest import S3_OPTIONS, LocalPlace, Place, S3Place
+
+
+class Own:
+    """A store of the user's own."""
+
+    def __init__(self, url: str, options: Any) -> None:
+        self.given = (url, dict(options))
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        return name.path
+
+    def probe(self) -> None:
+        pass
+
+
+def failing(url: str, options: Any) -> Store:
+    raise SystemExit("no\nway")
+
+
+def no_store(url: str, options: Any) -> dict[str, Any]:
+    return {}
+
 
 KEYS = [
     None,
@@ -521,3 +544,24 @@ def test_a_scheme_whose_package_is_missing_names_what_to_install(
 def test_an_unknown_scheme_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match=r"^store\.url: nope:// is not available here"):
         open_store("nope://bucket", {})
+
+
+def test_a_store_of_the_users_own_is_made_of_url_and_options() -> None:
+    own = StoreConfig(type=f"{__name__}:Own", url="own://there", options={"a": 1})
+    store = configured_store(own)
+    assert isinstance(store, Own)
+    assert store.given == ("own://there", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nothing", "cannot import {}: AttributeError: module '.*' has no attribute 'nothing'"),
+        ("failing", "{} cannot be created: SystemExit: no way"),
+        ("no_store", "{} is not a store: it has no method put"),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_a_wrong_setting(name: str, reason: str) -> None:
+    reference = f"{__name__}:{name}"
+    with pytest.raises(ConfigError, match=f"^store.type: {reason.format(reference)}"):
+        configured_store(StoreConfig(type=reference, url="own://there"))

@@ -231,6 +231,23 @@ def test_the_defaults_are_the_contract() -> None:
             "/data/{date}",
             "store.url: expected an address without control characters and with no placeholder but {key}",
         ),
+        ("store.type", "mine", 'store.type: expected package.module:object, got "mine"'),
+        ("on_stored.call", "mine.py", 'on_stored.call: expected package.module:object, got "mine.py"'),
+        (
+            "on_stored.subject",
+            "stored.{key}",
+            'on_stored.subject: expected a subject with no placeholder but {stream}, got "stored.{key}"',
+        ),
+        (
+            "on_stored.subject",
+            "stored.>",
+            'on_stored.subject: expected a subject without wildcards and spaces, got "stored.>"',
+        ),
+        (
+            "on_stored.subject",
+            "$JS.API.STREAM.DELETE.{stream}",
+            'on_stored.subject: expected a subject that is not the server\'s own, got "$JS.API.STREAM.DELETE.{stream}"',
+        ),
         ("nats.servers", [], "nats.servers: expected at least one address"),
         (
             "nats.servers",
@@ -324,6 +341,22 @@ def test_a_key_template_is_checked_by_the_router() -> None:
 )
 def test_store_addresses_are_kept_as_they_are(url: str) -> None:
     assert model.parse(with_setting("store.url", url)).store.url == url
+
+
+def test_a_store_of_the_users_own_may_have_any_address() -> None:
+    found = model.parse({**MINIMAL, "store": {"type": "mine.stores:Sftp", "url": "sftp://host:22/archive"}})
+    assert (found.store.type, found.store.url) == ("mine.stores:Sftp", "sftp://host:22/archive")
+    assert found.has_user_code
+
+
+@pytest.mark.parametrize("pattern", ["ORDERS.stored", "*.stored", "ORDERS.>", ">"])
+def test_a_subject_for_stored_objects_that_the_filters_select_is_refused(pattern: str) -> None:
+    data = {**MINIMAL, "on_stored": {"subject": "{stream}.stored"}}
+    data["source"] = {**MINIMAL["source"], "filter_subjects": ["orders.>", pattern]}
+    reason = f"ORDERS.stored is captured itself ({pattern}), so that every object would cause another"
+    assert problems_of(data) == (f"on_stored.subject: {reason}",)
+    data["source"]["filter_subjects"] = ["orders.>", "*.stored.x", "ORDERS", "ORDERS.*.*"]
+    assert model.parse(data).on_stored.subject == "{stream}.stored"
 
 
 def test_max_age_follows_the_interval_unless_it_is_set() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +13,7 @@ from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.query import main
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.running import capture_all, config, objects, publish
+from tests.support.stores import ThenStore, crash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,18 +30,16 @@ def seqs(frame: DataFrame) -> list[int]:
     return sorted(row[0] for row in frame.select(layout.SEQ).collect())
 
 
-async def crash(*_: Any) -> None:
-    raise ConnectionError("before anything is acknowledged")
-
-
 def test_messages_that_were_captured_twice_by_two_rules_are_read_once_in_the_full_mode(
     spark: SparkSession, nats_server: Callable[..., NatsServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, server = tmp_path / "archive", nats_server()
     asyncio.run(publish(server.url, [("orders.eu", b'{"id":%d,"n":1.5}' % number, None) for number in range(10)]))
-    before = config(server.url, root, decode={"format": "json"}, key="{id}", block={"interval": "1m"})
+    before = config(
+        server.url, root, decode={"format": "json"}, key="{id}", block={"interval": "1m"}, store={"retry_for": "0s"}
+    )
     with pytest.raises(BaseExceptionGroup):
-        asyncio.run(capture_all(before, on_stored=crash))
+        asyncio.run(capture_all(before, store=ThenStore(before, crash)))
     asyncio.run(publish(server.url, [("orders.eu", b'{"id":"x","n":"text"}', None)]))
     asyncio.run(capture_all(config(server.url, root, decode={"format": "json"}, key="{subject}")))
     assert {name.key for name in objects(root)} > {"orders.eu"}

@@ -1,0 +1,230 @@
+"""Announce stored objects, after their messages are acknowledged: a message on a NATS subject, and a call of user code.
+
+Announcing never delays a capture and never fails it. Objects wait in a bounded queue for each receiver; what does not
+fit, fails or hangs is counted, logged with a rate limit, and not repeated. The archive itself says what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from jetcapture_py import plugins
+from jetcapture_py.archive.layout import ObjectName, bucket_text
+from jetcapture_py.capture.call_thread import CallThread
+from jetcapture_py.capture.state import CaptureState, StoredBlock
+from jetcapture_py.config.model import OnStoredConfig
+from jetcapture_py.config.subjects import matches
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.jetstream.admin import filters_of
+from jetcapture_py.jetstream.permissions import Denial, refusal
+from jetcapture_py.log import event
+from jetcapture_py.log_limit import LogLimit
+from jetcapture_py.text import one_line
+
+log = logging.getLogger("jetcapture.on_stored")
+
+MOST_WAITING = 10_000
+"""Objects that may wait for one receiver."""
+TIMEOUT = 30.0
+"""Seconds that one announcement may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """A stored object whose messages are acknowledged.
+
+    `location` is where the store says it lies, `bytes` its size, `messages` counts distinct messages, and `seconds` is
+    the time from sealing the block to the acknowledgement.
+    """
+
+    name: ObjectName
+    location: str
+    messages: int
+    bytes: int
+    seconds: float
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is published, as JSON values. `path` is relative to the archive's root."""
+        name = self.name
+        return {
+            "path": name.path,
+            "stream": name.stream,
+            "key": name.key,
+            "bucket": bucket_text(name.bucket),
+            "rows": name.rows,
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "first_seq": name.first_seq,
+            "last_seq": name.last_seq,
+            "seconds": round(self.seconds, 3),
+            "quarantine": name.quarantine,
+            "location": self.location,
+        }
+
+
+class OnStored(Protocol):
+    """Called for every stored object, the quarantine's as well, after its messages are acknowledged.
+
+    It is called once for each object, or not at all: not after a crash between storing and calling, and not for what
+    is waiting when the process ends or when the queue is full. Sync functions and coroutine functions run one at a
+    time in a thread of their own, with an event loop of that thread that runs during calls only. A call that has not
+    returned after 30 seconds counts as failed, and so do those after it until it returns. What it raises is logged.
+    """
+
+    def __call__(self, stored: StoredObject, location: str, /) -> object:
+        """Take note of `stored`, which lies at `location`; may return an awaitable."""
+        ...
+
+
+def load_on_stored(reference: str) -> OnStored:
+    """Return the configured function, or an instance of the configured class. Raises ValueError with one line."""
+    found = plugins.load(reference)
+    try:
+        made = found() if isinstance(found, type) else found
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
+    if not callable(made):
+        raise ValueError(f"{reference} cannot be called")
+    return cast("OnStored", made)
+
+
+class Announcer:
+    """Announces to the configured subject, and to `call` or the configured function."""
+
+    def __init__(self, state: CaptureState, call: OnStored | None) -> None:
+        config = state.config.on_stored
+        self.subject = _subject(config, state.config.source.stream)
+        self._state = state
+        self._limits: dict[str, LogLimit] = {}
+        self._denied_on = -1  # the connection on which a denial was logged
+        self._receivers: dict[str, _Receiver] = {}
+        if self.subject:
+            self._receivers["subject"] = _Receiver(self._publish)
+            state.source.on_denied = self._denied
+        if call is None and config.call:
+            try:
+                call = load_on_stored(config.call)
+            except ValueError as error:
+                raise ConfigError(f"on_stored.call: {error}") from error
+        if call is not None:
+            self._receivers["call"] = _Receiver(_called(call))
+
+    async def check(self) -> None:
+        """Refuse a subject whose messages the capture itself would receive. Raises ConfigError."""
+        source = self._state.source
+        if not self.subject:
+            return
+        found = [each for each in await source.stream_subjects() if matches(each, self.subject)]
+        if not found:
+            return
+        taken = f"stream {source.stream} takes {self.subject} itself ({found[0]})"
+        if any(matches(each, self.subject) for each in filters_of(source.state.config) or (">",)):
+            raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
+        event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
+
+    def announce(self, blocks: Iterable[StoredBlock]) -> None:
+        """Queue stored and acknowledged blocks; returns immediately."""
+        if not self._receivers:
+            return
+        for each in blocks:
+            encoded, seconds = each.encoded, time.monotonic() - each.block.sealed_at
+            stored = StoredObject(
+                name=encoded.name,
+                location=each.location,
+                messages=encoded.messages,
+                bytes=encoded.data.size,
+                seconds=seconds,
+            )
+            for kind, receiver in self._receivers.items():
+                if not receiver.offer(stored):
+                    self._failed(kind, f"{MOST_WAITING} objects are waiting already", stored.name.path)
+
+    def tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """One endless task for each receiver."""
+        return [self._deliver(kind, receiver) for kind, receiver in self._receivers.items()]
+
+    async def finish(self, deadline: float) -> None:
+        """Announce what is waiting, until `deadline` by the event loop's clock."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                for receiver in self._receivers.values():
+                    await receiver.waiting.join()
+        except TimeoutError:
+            for kind, receiver in self._receivers.items():
+                if left := receiver.left:
+                    self._failed(kind, "drain_timeout", "", left)
+
+    async def _deliver(self, kind: str, receiver: _Receiver) -> None:
+        while True:
+            stored = await receiver.waiting.get()
+            try:
+                async with asyncio.timeout(TIMEOUT):
+                    await receiver.deliver(stored)
+            except TimeoutError:
+                self._failed(kind, f"no answer for {TIMEOUT:.0f} s", stored.name.path)
+            except Exception as error:
+                self._failed(kind, error, stored.name.path)
+            finally:
+                receiver.delivered += 1
+                receiver.waiting.task_done()
+
+    async def _publish(self, stored: StoredObject) -> None:
+        await self._state.source.publish(self.subject, json.dumps(stored.fields()).encode())
+
+    def _denied(self, denial: Denial) -> bool:
+        """Whether the server has refused an announcement; logged once per connection."""
+        if (subject := denial.about(self.subject)) is None:
+            return False
+        reconnects = self._state.source.reconnects
+        if self._denied_on != reconnects:
+            self._denied_on = reconnects
+            self._limits["subject"] = LogLimit()  # this line is not held back
+            self._failed("subject", refusal(subject), "")
+        else:
+            self._state.stats.on_stored_failures["subject"] += 1
+        return True
+
+    def _failed(self, kind: str, error: object, path: str, count: int = 1) -> None:
+        self._state.stats.on_stored_failures[kind] += count
+        limit = self._limits.setdefault(kind, LogLimit())
+        if objects := limit.due(asyncio.get_running_loop().time(), count):
+            where = {"object": path} if path else {}
+            event(log, logging.WARNING, "on_stored.failed", receiver=kind, objects=objects, error=error, **where)
+
+
+class _Receiver:
+    """Objects that wait for one receiver."""
+
+    def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]]) -> None:
+        self.deliver = deliver
+        self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MOST_WAITING)
+        self.offered = self.delivered = 0
+
+    @property
+    def left(self) -> int:
+        """Objects not announced yet, the one in progress included."""
+        return self.offered - self.delivered
+
+    def offer(self, stored: StoredObject) -> bool:
+        """Queue it; False when the queue is full."""
+        try:
+            self.waiting.put_nowait(stored)
+        except asyncio.QueueFull:
+            return False
+        self.offered += 1
+        return True
+
+
+def _called(call: OnStored) -> Callable[[StoredObject], Awaitable[None]]:
+    thread = CallThread(TIMEOUT)
+    return lambda stored: thread.run(lambda: call(stored, stored.location))
+
+
+def _subject(config: OnStoredConfig, stream: str) -> str:
+    return (config.subject or "").replace("{stream}", stream)

@@ -1,0 +1,244 @@
+"""Files on local disk for what does not fit in memory. They are for room, not for safety: a start begins with none.
+
+Every process has a directory of its own below the configured one, which it keeps locked; those of dead processes are
+removed when the next one starts. Rows are Arrow IPC files, mapped into memory, so the system may take their pages back
+at any time. Nothing is synced: after a crash the server delivers the messages again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.capture.memory import lower_thread_priority
+
+_PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
+_ABANDONED = 3600.0
+"""Age in seconds after which a directory that was never finished belongs to a dead process."""
+
+
+class UsedUpError(OSError):
+    """The files have as many bytes as they may have: no fault, and there will be room again."""
+
+
+class Spool:
+    """Files of at most `size` bytes together, in `path`. Its methods raise OSError, and may be called in any thread.
+
+    What is spooled becomes an object in the end, which may take the same room again, so half of it is kept free for
+    that, and as much of the disk.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._names = count()
+        self._lock, self._opening = threading.Lock(), threading.Lock()
+        self._rows = self._objects = 0
+        self.threads = ThreadPoolExecutor(1, "spool", initializer=lower_thread_priority)
+        self._directory: Path | None = None
+        self._held: IO[bytes] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in all files."""
+        return self._rows + self._objects
+
+    def has_room(self, size: int, *, spare: bool = True) -> bool:
+        """Whether rows of `size` bytes may be written, and, unless not `spare`, the object that is made of them."""
+        kept = self._rows + size if spare else 0
+        return self.bytes + size + kept <= self.size
+
+    def open(self) -> None:
+        """Make this process's directory, and remove those of dead processes."""
+        self._opened()
+
+    def write(self, batch: pa.RecordBatch, *, spare: bool = True) -> tuple[pa.RecordBatch, SpoolFile]:
+        """Write rows; return the same rows, mapped, and their file.
+
+        The ack subjects stay in memory: they are needed all the time, where nobody may wait for a disk.
+        """
+        position = batch.schema.get_field_index(REPLY)
+        stored = batch.remove_column(position)
+        size = int(stored.nbytes)
+        with self._lock:
+            if not self.has_room(size, spare=spare):
+                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
+            self._check_disk(2 * size + self._rows)
+            self._rows += size
+        path, file = None, None
+        try:
+            path = self._new("arrow")
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored.schema) as writer:
+                writer.write_batch(stored)
+            with pa.memory_map(str(path)) as source:  # the mapping stays until its last column is gone
+                mapped = pa.ipc.open_file(source).get_batch(0)
+            file = SpoolFile(self, path, size)
+        finally:
+            if file is None:
+                self._forget(path, size)
+        replies = batch.column(position).take(pa.array(np.arange(len(batch))))  # a copy, that holds nothing else
+        return mapped.add_column(position, batch.schema.field(position), replies), file
+
+    def sink(self) -> SpoolSink:
+        """A new file for an object."""
+        return SpoolSink(self, self._new("object"))
+
+    def close(self) -> None:
+        """Remove the directory."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def took(self, size: int) -> None:
+        """Account for bytes of an object that are about to be written."""
+        with self._lock:
+            if self.bytes + size > self.size:
+                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
+            self._objects += size
+
+    def freed(self, size: int) -> None:
+        """Account for bytes of objects that are gone."""
+        with self._lock:
+            self._objects -= size
+
+    def forget(self, file: SpoolFile) -> None:
+        """Remove a file of rows."""
+        self._forget(file.path, file.size)
+
+    def _forget(self, path: Path | None, size: int) -> None:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        with self._lock:
+            self._rows -= size
+
+    def _check_disk(self, needed: int) -> None:
+        """Refuse what the disk has no room for, with what it will become."""
+        disk = os.statvfs(self._opened())
+        if disk.f_bavail * disk.f_frsize < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _new(self, suffix: str) -> Path:
+        return self._opened() / f"{next(self._names)}.{suffix}"
+
+    def _opened(self) -> Path:
+        """This process's directory; made at the first use."""
+        with self._opening:
+            if self._directory is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                _sweep(self.path)
+                new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
+                self._held = (new / _LOCK).open("wb")
+                with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+                    fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._directory = new.rename(self.path / new.name.removeprefix("."))
+            return self._directory
+
+
+class SpoolFile:
+    """A file of rows that are mapped."""
+
+    def __init__(self, spool: Spool, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self._spool: Spool | None = spool
+
+    def release(self) -> None:
+        """Have it removed; rows that are still in use stay readable."""
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            with contextlib.suppress(RuntimeError):  # the spool is closed
+                spool.threads.submit(spool.forget, self)
+
+
+class SpoolSink:
+    """A file that an object is written to. It has no name once the object is whole, and is gone with its last use."""
+
+    def __init__(self, spool: Spool, path: Path) -> None:
+        self._spool = spool
+        self._size = 0
+        self._file = path.open("w+b", buffering=0)
+        path.unlink()
+        self.failed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._file.closed
+
+    def write(self, data: Any) -> int:
+        """Append bytes. Raises OSError when there is no room."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            self._spool.took(size)
+            self._size += size
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self.failed = True
+            raise
+        return size
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is buffered."""
+
+    def getvalue(self) -> pa.Buffer:
+        """Everything that was written, as a mapping that may be changed."""
+        try:
+            mapped = mmap.mmap(self._file.fileno(), self._size)
+        except (OSError, ValueError):
+            self.failed = True
+            raise
+        self._file.close()
+        weakref.finalize(mapped, self._spool.freed, self._size)
+        self._size = 0
+        return pa.py_buffer(mapped)
+
+    def close(self) -> None:
+        """Give up what is not an object yet."""
+        self._file.close()
+        self._spool.freed(self._size)
+        self._size = 0
+
+
+def _sweep(path: Path) -> None:
+    """Remove the directories of processes that no longer run."""
+    for directory in path.iterdir():
+        with contextlib.suppress(OSError):
+            if directory.name.startswith(_PREFIX):
+                _remove_unlocked(directory)
+            elif directory.name.startswith(_NEW) and time.time() - directory.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(directory)
+
+
+def _remove_unlocked(directory: Path) -> None:
+    """Remove a directory whose lock nobody holds. Raises OSError when somebody does."""
+    with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in directory.iterdir():
+            if path.name != _LOCK:
+                path.unlink()
+    shutil.rmtree(directory)

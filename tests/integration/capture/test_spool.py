@@ -1,0 +1,219 @@
+"""Blocks larger than the memory: rows go to the spool, and a spool that fails costs nothing but room."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py import log
+from jetcapture_py.archive import layout
+from jetcapture_py.capture import spooling
+from jetcapture_py.monitoring.metrics import Metrics
+from tests.support.mounts import Volume
+from tests.support.nats_server import NatsServer
+from tests.support.running import Message, capture_all, config, consumer, objects, publish, rows, running, until
+
+Start = Callable[..., NatsServer]
+COUNT, SIZE = 4000, 20_000
+CHANCE = random.Random(11)
+
+
+def messages(count: int = COUNT, size: int = SIZE) -> list[Message]:
+    """Messages that do not compress."""
+    return [("orders.eu", CHANCE.randbytes(size), None) for _ in range(count)]
+
+
+def settings(server: NatsServer, tmp_path: Path, **sections: Any) -> Any:
+    """One block of 80 MB, in 32 MiB of memory."""
+    return config(
+        server.url,
+        tmp_path / "archive",
+        **{
+            "key": "",
+            "source": {"max_ack_pending": 100_000},
+            "block": {"max_bytes": "1GiB", "compression": "none", "interval": "24h"},
+            "limits": {"memory": "32MiB", "spool": {"path": str(tmp_path / "spool"), "size": "1GiB"}},
+            **sections,
+        },
+    )
+
+
+@pytest.fixture
+def said() -> Iterator[io.StringIO]:
+    text = io.StringIO()
+    log.setup("json", "debug", text)
+    yield text
+    log.setup("json", "info")
+
+
+def failures(said: io.StringIO) -> list[dict[str, Any]]:
+    return [entry for entry in map(json.loads, said.getvalue().splitlines()) if entry["event"] == "spool.failed"]
+
+
+def payloads(tmp_path: Path) -> list[bytes]:
+    return [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")]
+
+
+def test_a_block_larger_than_the_memory_becomes_one_object(nats_server: Start, tmp_path: Path) -> None:
+    sent = messages()
+    most_memory = most_spooled = most_allocated = 0
+
+    async def scenario() -> Any:
+        nonlocal most_memory, most_spooled, most_allocated
+        server = nats_server()
+        await publish(server.url, sent)
+        before = pa.total_allocated_bytes()
+        async with running(settings(server, tmp_path)) as capture:
+
+            def all_received() -> bool:
+                nonlocal most_memory, most_spooled, most_allocated
+                assert capture.spooling is not None
+                most_memory = max(most_memory, capture.memory)
+                most_spooled = max(most_spooled, capture.spooling.spool.bytes)
+                most_allocated = max(most_allocated, pa.total_allocated_bytes() - before)
+                return capture.stats.received == COUNT
+
+            await until(all_received, "all are received")
+            assert capture.blocks.open == 1
+            text = Metrics(capture).text()
+            assert b"jetcapture_spool_bytes_limit 1.073741824e+09" in text
+            assert b"jetcapture_spool_failures_total 0.0" in text
+        state = await consumer(server.url)
+        assert (state.num_ack_pending, state.num_redelivered) == (0, 0)
+        return capture
+
+    capture = asyncio.run(scenario())
+    assert [name.rows for name in objects(tmp_path / "archive")] == [COUNT]
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    assert capture.stats.redelivered == 0
+    assert most_spooled > COUNT * SIZE // 2
+    assert most_memory < 64 << 20
+    assert most_allocated < 64 << 20, "of 80 MB"
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_keys_of_different_speeds_are_spooled_and_each_has_its_messages(nats_server: Start, tmp_path: Path) -> None:
+    slow = {number: b"%d" % number for number in range(0, COUNT, 400)}
+    sent = [
+        ("orders.slow", slow[number], None) if number in slow else ("orders.fast", payload, None)
+        for number, (_, payload, _) in enumerate(messages())
+    ]
+
+    async def scenario() -> Any:
+        server = nats_server()
+        await publish(server.url, sent)
+        parts = {"block": {"max_bytes": "20MiB", "compression": "none", "interval": "24h"}, "key": "{subject}"}
+        return await capture_all(settings(server, tmp_path, **parts))
+
+    asyncio.run(scenario())
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    found = [name for name in objects(tmp_path / "archive") if name.key == "orders.slow"]
+    assert [name.rows for name in found] == [len(slow)], "no pressure has sealed it"
+
+
+@pytest.mark.parametrize("mebibytes", [1, 24])
+def test_a_disk_that_is_full_costs_nothing_but_room(
+    nats_server: Start, tmp_path: Path, said: io.StringIO, mebibytes: int
+) -> None:
+    volume = Volume(tmp_path)
+    volume.mount_another(mebibytes)
+    sent = messages()
+
+    async def scenario() -> Any:
+        server = nats_server()
+        await publish(server.url, sent)
+        limits = {"memory": "32MiB", "spool": {"path": str(volume.point), "size": "1GiB"}}
+        async with running(settings(server, tmp_path, limits=limits)) as capture:
+            await until(lambda: capture.stats.received == COUNT, "all are received")
+        state = await consumer(server.url)
+        assert (state.num_ack_pending, state.num_redelivered) == (0, 0)
+        return capture
+
+    try:
+        capture = asyncio.run(scenario())
+    finally:
+        volume.close()
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    assert capture.stats.redelivered == 0
+    assert capture.stats.sealed_by["pressure"] > 0
+    (entry,) = failures(said)
+    assert "No space left on device" in entry["error"]
+    assert entry["path"] == str(volume.point)
+
+
+def test_a_spool_that_is_used_up_means_pressure_and_no_warning(
+    nats_server: Start, tmp_path: Path, said: io.StringIO
+) -> None:
+    sent = messages()
+    most = 0
+
+    async def scenario() -> Any:
+        nonlocal most
+        server = nats_server()
+        await publish(server.url, sent)
+        limits = {"memory": "32MiB", "spool": {"path": str(tmp_path / "spool"), "size": "40MiB"}}
+        async with running(settings(server, tmp_path, limits=limits)) as capture:
+
+            def all_received() -> bool:
+                nonlocal most
+                assert capture.spooling is not None
+                most = max(most, capture.spooling.spool.bytes)
+                return capture.stats.received == COUNT
+
+            await until(all_received, "all are received")
+        return capture
+
+    capture = asyncio.run(scenario())
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    assert capture.stats.sealed_by["pressure"] > 0
+    assert 0 < most <= 40 << 20
+    assert len(objects(tmp_path / "archive")) < COUNT * SIZE / (16 << 20), "fewer than without a spool"
+    assert failures(said) == []
+
+
+def test_a_spool_that_cannot_be_made_is_warned_of_and_the_capture_goes_on(
+    nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spooling, "RETRY", 0.1)
+    (tmp_path / "spool").write_text("a file")
+    sent = messages()
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, sent)
+        await capture_all(settings(server, tmp_path))
+
+    asyncio.run(scenario())
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    (entry,) = failures(said)
+    assert "File exists" in entry["error"]
+
+
+def test_an_object_for_which_the_disk_has_no_room_is_made_in_memory(
+    nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sink: Any, data: Any) -> int:
+        sink.failed = True
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jetcapture_py.capture.spool.SpoolSink.write", refuse)
+    sent = messages()
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, sent)
+        await capture_all(settings(server, tmp_path))
+
+    asyncio.run(scenario())
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    assert rows(tmp_path / "archive", quarantine=True) == []
+    (entry,) = failures(said)
+    assert "No space left on device" in entry["error"]
