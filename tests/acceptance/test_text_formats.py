@@ -158,7 +158,13 @@ def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_ser
     polars = pl.concat(pl.read_csv(path, null_values="\\N", schema_overrides=overrides) for path in files)
     assert sorted(map(row, polars.select(NAMES).rows())) == wanted
     frames = [
-        pd.read_csv(path, keep_default_na=False, na_values=["\\N"], dtype={"id": "int64", "text": str, "tags": str})
+        pd.read_csv(
+            path,
+            keep_default_na=False,
+            na_values=["\\N"],
+            float_precision="round_trip",
+            dtype={"id": "int64", "text": str, "tags": str},
+        )
         for path in files
     ]
     pandas = pd.concat(frames)[NAMES].astype(object)
