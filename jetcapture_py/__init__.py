@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jetcapture_py.archive import layout as layout
+    from jetcapture_py.archive.block_writer import BlockReader as BlockReader
+    from jetcapture_py.archive.block_writer import BlockWriter as BlockWriter
     from jetcapture_py.archive.writer import EncodedBlock as EncodedBlock
     from jetcapture_py.capture.announcing import OnStored as OnStored
     from jetcapture_py.capture.announcing import StoredObject as StoredObject
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "BatchTooWideError": "transform.batch",
+    "BlockReader": "archive.block_writer",
+    "BlockWriter": "archive.block_writer",
     "Capture": "capture.pipeline",
     "Config": "config.model",
     "ConfigError": "errors",
@@ -56,6 +60,8 @@ _MODULES = {
 
 __all__ = [
     "BatchTooWideError",
+    "BlockReader",
+    "BlockWriter",
     "Capture",
     "Config",
     "ConfigError",

@@ -23,6 +23,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.text import plural
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Listing
@@ -50,24 +51,32 @@ def read_archive(
     *,
     start: Moment | None = None,
     end: Moment | None = None,
+    event_start: Moment | None = None,
+    event_end: Moment | None = None,
     keys: Keys | None = None,
     columns: Columns | None = None,
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
+    parquet_only: bool = False,
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
-    `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, and by the buckets in the names
-    which objects are opened at all: a datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by
-    default in UTC.
+    `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, `event_start` and `event_end` by the
+    time that buckets are made of: `_nats_time`, or `_nats_timestamp` where an object has no such column. Each is a
+    datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by default in UTC. The buckets in the
+    names say which objects are opened at all; for `start` and `end`, where buckets are made of another time
+    (`block.time`), the footers do, of all objects that `event_start` and `event_end` allow.
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
     `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
     compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
     were in flight, and returns any one of the copies; `none` returns what is stored.
+
+    Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
+    is an error, unless `parquet_only` leaves them out.
 
     A column that some objects have as integer and others as float becomes double; types that do not go together at
     all become string, structs and lists as JSON.
@@ -80,23 +89,37 @@ def read_archive(
         raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
     if dedupe not in ("auto", "full", "none"):
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
-    part = Part.of(start, end, keys)
+    part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
     own = ArrowEngine(url=url, options=options, start=part.start, end=part.end)
     archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
+    needed = _with_time(columns) if part.by_event else columns
     for attempt in range(_ATTEMPTS):
         try:
-            frame = _plan(archive, part.start, part.end, part.keys, columns, dedupe)
+            frame = _plan(archive, part, needed, dedupe, parquet_only=parquet_only)
             break
         except VanishedError:
             if attempt + 1 == _ATTEMPTS:
                 raise
-    if part.start is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) >= sf.lit(part.start))
-    if part.end is not None:
-        frame = frame.where(sf.col(layout.TIMESTAMP) < sf.lit(part.end))
+    frame = _between(frame, sf.col(layout.TIMESTAMP), part.start, part.end)
+    if part.by_event:
+        times = [name for name in (layout.TIME, layout.TIMESTAMP) if name in frame.columns]
+        frame = _between(frame, sf.coalesce(*map(sf.col, times)), part.event_start, part.event_end)
     return frame if columns is None or callable(columns) else frame.select(*(_column(frame, name) for name in columns))
+
+
+def _with_time(columns: Columns | None) -> Columns | None:
+    """Return the columns to read for a condition on the messages' time."""
+    if callable(columns):
+        return lambda name: name == layout.TIME or columns(name)
+    return None if columns is None else [*columns, layout.TIME]
+
+
+def _between(frame: DataFrame, time: Column, start: datetime | None, end: datetime | None) -> DataFrame:
+    if start is not None:
+        frame = frame.where(time >= sf.lit(start))
+    return frame if end is None else frame.where(time < sf.lit(end))
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
@@ -117,27 +140,52 @@ def _plain_name(stream: str) -> str:
 
 
 def _plan(
-    archive: Archive,
-    start: datetime | None,
-    end: datetime | None,
-    keys: Iterable[str | None] | None,
-    columns: Columns | None,
-    dedupe: Dedupe,
+    archive: Archive, part: Part, columns: Columns | None, dedupe: Dedupe, *, parquet_only: bool = False
 ) -> DataFrame:
     """Return the objects that may match, as of now. Raises VanishedError when they have just changed."""
-    listing = archive.listing(keys)
-    chosen = [name for name in listing.objects if _may_hold(name, start, end)]
+    listing = archive.listing(part.keys)
+    if not parquet_only:
+        _refuse_others(archive, listing, part)
+    chosen = _chosen(archive, listing, part)
     if chosen:
         return _read(archive, listing, chosen, columns, dedupe)
     if not listing.objects:
         listing = archive.listing()
     if not listing.objects:
+        _refuse_others(archive, listing, Part(None, None, None))
         return archive.nothing()
     last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
     return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
 
 
-def _may_hold(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
+def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
+    """Raise if objects in other formats may hold messages of the part."""
+    found = [name for name in listing.others if _reaches(name, part.event_start, part.event_end)]
+    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
+    if found:
+        formats = ", ".join(sorted({name.suffix.removeprefix(".") for name in found}))
+        many = f"{plural(len(found), 'object')} of stream {archive.stream} in {formats}"
+        hint = "; --parquet-only or parquet_only=True leaves them out" if listing.objects else ""
+        raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
+
+
+def _chosen(archive: Archive, listing: Listing, part: Part) -> list[ObjectName]:
+    """Return the objects that may hold messages of the part: by their buckets, or else by their footers."""
+    found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
+    if part.start is None and part.end is None:
+        return found
+    chosen = [name for name in found if not name.event_time and _reaches(name, part.start, part.end)]
+    others = [name for name in found if name.event_time]
+    for name, times in zip(others, archive.timestamps(others, listing), strict=True):
+        if times is None or (
+            (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
+        ):
+            chosen.append(name)
+    return chosen
+
+
+def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
+    """Whether the object's bucket may reach into this time."""
     if start is not None and name.bucket + LONGEST_INTERVAL.total_seconds() <= start.timestamp():
         return False
     return end is None or name.bucket < end.timestamp()

@@ -198,6 +198,19 @@ class ArchiveArguments(PartArguments):
 class QueryArguments(ArchiveArguments):
     """How to read the archive with Spark SQL."""
 
+    parquet_only: Annotated[
+        bool, Option("--parquet-only", help="Leave out objects in other formats, which cannot be read.")
+    ] = False
+    event_start: Annotated[
+        datetime | None,
+        Option("--event-from", metavar="TIME", help="As --from, by the time that block.time names."),
+        Parsed(parse_time),
+    ] = None
+    event_end: Annotated[
+        datetime | None,
+        Option("--event-to", metavar="TIME", help="As --to, by the time that block.time names."),
+        Parsed(parse_time),
+    ] = None
     engine: Annotated[
         Literal["spark", "arrow"],
         Option(help="arrow: read with fsspec and Arrow if Spark has no file system for the URL."),
@@ -259,7 +272,7 @@ class LoginArguments:
 
 
 def login(chosen: LoginArguments, env: Mapping[str, str] = os.environ) -> NatsConfig:
-    """Return the login that the arguments describe; if they name no server, that of --config. Raises ConfigError."""
+    """Return the login: the arguments', or, without --servers, that of --config. Raises ConfigError."""
     values: dict[str, Any] = {name: getattr(chosen, name) for name in OPTIONS if name not in (*SECRETS, "servers")}
     given: dict[str, str | None] = {name: _SWITCH.get(value, value) for name, value in values.items()}
     if chosen.context is not None and not chosen.servers:

@@ -93,9 +93,12 @@ def compact(
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
     if part.keys is not None:
         directories = [f"{stream}/key={layout.escape_key(key)}" for key in part.keys]
-    listed = files.find(directories)
+    found = files.find(directories)
+    listed = [source for source in found if source.name.parquet]
+    if len(listed) < len(found):
+        tell(f"left alone, because only Parquet is compacted: {plural(len(found) - len(listed), 'other object')}")
     if not listed:
-        raise JetcaptureError(f"no objects of stream {stream} under {files.shown}")
+        raise JetcaptureError(f"no {'Parquet ' if found else ''}objects of stream {stream} under {files.shown}")
     chosen = [source for source in listed if _begins_within(source.name.bucket, part.start, part.end)]
     closed = time.time() - older_than
     place = Place.open(url, options or {})

@@ -25,7 +25,10 @@ def query(spark: SparkSession, chosen: QueryArguments) -> DataFrame:
     common = {
         "start": chosen.start,
         "end": end,
+        "event_start": chosen.event_start,
+        "event_end": chosen.event_end,
         "dedupe": chosen.dedupe,
+        "parquet_only": chosen.parquet_only,
         "options": chosen.options,
         "engine": chosen.engine,
         "columns": columns_in(chosen.sql) if chosen.engine == "arrow" else None,

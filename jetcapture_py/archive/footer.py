@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,6 +43,18 @@ def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
         for name, text in (metadata or {}).items()
         if name.startswith(prefix)
     }
+
+
+def bounds(metadata: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a column at the top level; None without statistics in the footer."""
+    places = (index for index in range(metadata.num_columns) if metadata.schema.column(index).path == column)
+    place = next(places, None)
+    if place is None:
+        return None
+    groups = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
+    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
+        return None
+    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
 
 
 def is_proven(footer: bytes) -> bool:

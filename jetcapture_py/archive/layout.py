@@ -1,7 +1,10 @@
 """Names of the archive, format 1: the only place that knows its paths, columns and metadata keys.
 
-    {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
+    {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
     _quarantine/{stream}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
+
+A bucket ends in Z, or in E where it is made of a time of the message's own (`block.time`) and says nothing about the
+stream's timestamps.
 
 Key and bucket are functions of the message, so every copy of a message lies under one (key, bucket); objects of one
 (key, bucket) whose sequence ranges are disjoint cannot share a message. That is what lets a reader dedupe from names
@@ -19,6 +22,9 @@ from functools import lru_cache
 
 FORMAT = "1"
 SUFFIX = ".parquet"
+COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
+"""How names of text objects end after their format."""
+TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("ndjson", "csv") for end in COMPRESSED.values())
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 QUARANTINE = "_quarantine"
 MARKER = ".jetcapture=archive"
@@ -37,11 +43,16 @@ DELIVERED = "_nats_delivered"
 HEADERS = "_nats_headers"
 PAYLOAD = "_nats_payload"
 ROW = "_nats_row"
+TIME = "_nats_time"
 ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, DELIVERED, HEADERS, PAYLOAD)
+OPTIONAL = (ROW, TIME)
+"""Columns of the envelope that only some objects have."""
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
 """What makes a message one message. With the timestamp, because a recreated stream starts its sequences again."""
 STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
 PARTITIONS = ("key", "date", "hour")
+STREAM_TIME = "timestamp"
+"""The `block.time` of buckets that are made of the stream's timestamps."""
 
 METADATA_PREFIX = "jetcapture."
 CHECKSUM, FOOTER_CHECKSUM = "checksum", "footer_checksum"
@@ -49,7 +60,13 @@ CHECKSUM_DIGITS = 16
 
 _UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
-_NAME = re.compile(r"(\d{8}T\d{6}Z)-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})\.parquet")
+_NAME = re.compile(r"(\d{8}T\d{6})([ZE])-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})(\.[a-z0-9.]+)")
+_OWN_SUFFIX = re.compile(r"\.(?!(?:parquet|ndjson|csv|tmp)\b)[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?")
+
+
+def is_own_suffix(suffix: str) -> bool:
+    """Whether names of objects in a user's own format may end so."""
+    return _OWN_SUFFIX.fullmatch(suffix) is not None
 
 
 def field_name(name: str) -> str:
@@ -143,7 +160,8 @@ class ObjectName:
     """What an object's path says of it.
 
     `key` is None for messages without a key and in the quarantine; `bucket` is the start of the interval, in seconds
-    since the epoch, UTC; `first_seq` and `last_seq` are inclusive stream sequences; `rows` counts rows.
+    since the epoch, UTC, and with `event_time` not made of the stream's timestamps; `first_seq` and `last_seq` are
+    inclusive stream sequences; `rows` counts rows. `suffix` says the format.
     """
 
     stream: str
@@ -154,6 +172,8 @@ class ObjectName:
     rows: int
     digest: str
     quarantine: bool = False
+    event_time: bool = False
+    suffix: str = SUFFIX
 
     @property
     def directory(self) -> str:
@@ -165,8 +185,14 @@ class ObjectName:
     def path(self) -> str:
         """The object's path, relative to the archive's root."""
         start = _bucket_names(self.bucket)[1]
-        name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{SUFFIX}"
+        start = f"{start[:-1]}E" if self.event_time else start
+        name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{self.suffix}"
         return f"{self.directory}/{name}"
+
+    @property
+    def parquet(self) -> bool:
+        """Whether it is in Parquet."""
+        return self.suffix == SUFFIX
 
     @property
     def group(self) -> tuple[str, bool, str | None, int]:
@@ -189,7 +215,7 @@ def bucket_text(bucket: int) -> str:
 @lru_cache(maxsize=4096)
 def _parse_bucket(text: str) -> int | None:
     try:
-        return int(datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp())
+        return int(datetime.strptime(text, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).timestamp())
     except ValueError:
         return None
 
@@ -204,20 +230,26 @@ def parse_path(path: str) -> ObjectName | None:
     match = _NAME.fullmatch(parts[-1])
     if match is None or not (quarantine or parts[1].startswith("key=")):
         return None
-    bucket = _parse_bucket(match.group(1))
-    if bucket is None:
+    bucket, suffix = _parse_bucket(match.group(1)), match.group(7)
+    if bucket is None or not (suffix == SUFFIX or (not quarantine and _is_other(suffix))):
         return None
     name = ObjectName(
         stream=parts[0],
         key=None if quarantine else unescape_key(parts[1].removeprefix("key=")),
         bucket=bucket,
-        first_seq=int(match.group(2)),
-        last_seq=int(match.group(3)),
-        rows=int(match.group(4)),
-        digest=match.group(5),
+        first_seq=int(match.group(3)),
+        last_seq=int(match.group(4)),
+        rows=int(match.group(5)),
+        digest=match.group(6),
         quarantine=quarantine,
+        event_time=match.group(2) == "E",
+        suffix=suffix,
     )
     return name if name.path == path else None
+
+
+def _is_other(suffix: str) -> bool:
+    return suffix in TEXT_SUFFIXES or is_own_suffix(suffix)
 
 
 def split_overlapping(names: Iterable[ObjectName]) -> tuple[list[ObjectName], list[ObjectName]]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from jetcapture_py.archive.layout import STREAM_TIME
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError
 
@@ -47,6 +48,9 @@ class Watermark:
     `filters` are the consumer's over time, in order, the last ones the present ones. Each holds for the messages after
     its `after`, up to and with that of the next; before the first they are not known. A change that was undone before
     any replica saw it is not in them.
+
+    `bucket_time` is what buckets are made of. Unless it is the stream's timestamp, which `time` is about, a message may
+    still join a bucket that ended before `time`.
     """
 
     stream: str
@@ -56,6 +60,7 @@ class Watermark:
     time: datetime
     last_object: tuple[str, datetime] | None = None
     filters: tuple[Filters, ...] = ()
+    bucket_time: str = STREAM_TIME
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -71,6 +76,8 @@ class Watermark:
             fields |= {"last_object": self.last_object[0], "last_stored": time_text(self.last_object[1])}
         if self.filters:
             fields["filters"] = [asdict(each) for each in self.filters]
+        if self.bucket_time != STREAM_TIME:
+            fields["bucket_time"] = self.bucket_time
         return json.dumps(fields).encode() + b"\n"
 
     def after(self, other: Watermark | None) -> Watermark | None:
@@ -116,6 +123,7 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
             time=_time(fields["time"]),
             last_object=last,
             filters=tuple(filters),
+            bucket_time=str(fields.get("bucket_time", STREAM_TIME)),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise JetcaptureError(f"the watermark is damaged: {error!r}") from error

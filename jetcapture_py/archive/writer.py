@@ -1,4 +1,4 @@
-"""From a sealed block's rows to the bytes of one Parquet object and its name: same messages, same name."""
+"""From a sealed block's rows to the bytes of one object and its name: same messages, same name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol, Self
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.block_writer import TextWriter, UserWriter
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
@@ -91,7 +92,8 @@ class Encoder:
     """Writes blocks of one stream; `interval` is the block interval in seconds.
 
     `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
-    does, which names this process.
+    does, which names this process. `time` says what buckets are made of. `format` writes what is not
+    Parquet; the quarantine is always Parquet.
     """
 
     stream: str
@@ -100,6 +102,8 @@ class Encoder:
     stream_created: str = ""
     consumer: str = ""
     key_rule: str | None = None
+    time: str = layout.STREAM_TIME
+    format: TextWriter | UserWriter | None = None
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
@@ -125,10 +129,39 @@ class Encoder:
         if known is not None:
             table = known.complete(table)
         pieces, duplicates = ordered(table)
-        with ObjectWriter(self, block, table.schema.insert(0, _STREAM_FIELD), sink) as writer:
-            for piece in pieces:
-                writer.write(piece.add_column(0, _STREAM_FIELD, pa.repeat(self.stream, piece.num_rows)))
+        schema = table.schema.insert(0, _STREAM_FIELD)
+        whole = (piece.add_column(0, _STREAM_FIELD, pa.repeat(self.stream, piece.num_rows)) for piece in pieces)
+        if self.format is not None and not block.quarantine:
+            return self._encode_as(self.format, block, schema, whole, duplicates, sink)
+        with ObjectWriter(self, block, schema, sink) as writer:
+            for piece in whole:
+                writer.write(piece)
             return writer.finish(sealed_by, duplicates)
+
+    def _encode_as(
+        self,
+        format: TextWriter | UserWriter,  # noqa: A002 - named as the setting is
+        block: BlockId,
+        schema: pa.Schema,
+        pieces: Iterable[pa.Table],
+        duplicates: int,
+        sink: FileSink | None,
+    ) -> EncodedBlock:
+        """Encode rows in another format than Parquet, which are sorted, each message once."""
+        found: list[tuple[Any, Any, int]] = []
+
+        def counted() -> Iterator[pa.Table]:
+            for piece in pieces:
+                found.append((*_messages(piece), piece.num_rows))
+                yield piece
+
+        out = pa.BufferOutputStream() if sink is None else sink
+        format.write(counted(), schema, out)
+        seqs, timestamps = (np.concatenate(column) for column in list(zip(*found, strict=True))[:2])
+        rows = sum(count for *_, count in found)
+        name = _name(self, block, schema, (seqs, timestamps), rows, format.suffix)
+        data = out.getvalue()
+        return EncodedBlock(name=name, data=data, messages=len(seqs), duplicates=duplicates, in_file=sink is not None)
 
     def encode_or_salvage(
         self,
@@ -154,7 +187,7 @@ class Encoder:
         for batch in batches:
             count = len(batch)
             headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)
-            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, REPLY)])
+            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, layout.TIME, REPLY)])
             kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
             kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
             rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
@@ -196,11 +229,7 @@ class ObjectWriter:
         """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
         if self._file is None:
             self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
-        seqs, timestamps = identity(table)
-        if layout.ROW in self._schema.names:
-            first = np.ones(len(seqs), bool)
-            first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
-            seqs, timestamps = seqs[first], timestamps[first]
+        seqs, timestamps = _messages(table)
         self._seqs.append(seqs)
         self._timestamps.append(timestamps)
         self._rows += table.num_rows
@@ -215,16 +244,7 @@ class ObjectWriter:
         if self._file is None:
             raise ValueError("an object without rows has no name")
         seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
-        name = layout.ObjectName(
-            stream=self._encoder.stream,
-            key=self._block.key,
-            bucket=self._block.bucket,
-            first_seq=int(seqs[0]),
-            last_seq=int(seqs[-1]),
-            rows=self._rows,
-            digest=layout.digest(seqs.tobytes(), timestamps.tobytes()),
-            quarantine=self._block.quarantine,
-        )
+        name = _name(self._encoder, self._block, self._schema, (seqs, timestamps), self._rows)
         # no key and no field can hold what it cannot guess
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
         own = self._metadata(name, len(seqs), sealed_by) | unsigned
@@ -251,6 +271,8 @@ class ObjectWriter:
             "schema_id": _schema_id(self._schema),
             "digest": name.digest,
         }
+        if name.event_time:
+            own["time"] = self._encoder.time
         if name.quarantine:
             own["quarantine"] = "true"
         if name.key is not None:
@@ -258,6 +280,30 @@ class ObjectWriter:
         if self._encoder.key_rule is not None:
             own["key_rule"] = self._encoder.key_rule
         return own
+
+
+def _name(
+    encoder: Encoder,
+    block: BlockId,
+    schema: pa.Schema,
+    messages: tuple[Any, Any],
+    rows: int,
+    suffix: str = layout.SUFFIX,
+) -> layout.ObjectName:
+    """The name of an object with these sequences and timestamps, sorted, each message once."""
+    seqs, timestamps = messages
+    return layout.ObjectName(
+        stream=encoder.stream,
+        key=block.key,
+        bucket=block.bucket,
+        first_seq=int(seqs[0]),
+        last_seq=int(seqs[-1]),
+        rows=rows,
+        digest=layout.digest(seqs.tobytes(), timestamps.tobytes()),
+        quarantine=block.quarantine,
+        event_time=layout.TIME in schema.names,
+        suffix=suffix,
+    )
 
 
 def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
@@ -283,3 +329,13 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         schema, nulls = unify([batch.schema for batch in rows]), shared_nulls()
         rows = [conform(batch, schema, nulls) for batch in rows]
     return rows
+
+
+def _messages(table: pa.Table) -> tuple[Any, Any]:
+    """Sequences and timestamps of sorted rows, each message once."""
+    seqs, timestamps = identity(table)
+    if layout.ROW not in table.schema.names:
+        return seqs, timestamps
+    first = np.ones(len(seqs), bool)
+    first[1:] = (seqs[1:] != seqs[:-1]) | (timestamps[1:] != timestamps[:-1])
+    return seqs[first], timestamps[first]

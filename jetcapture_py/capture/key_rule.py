@@ -23,6 +23,7 @@ from jetcapture_py.transform.keys import KeyFunction
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.config.model import BlockConfig
     from jetcapture_py.transform.batch import Decoder
 
 log = logging.getLogger("jetcapture.capture")
@@ -46,6 +47,12 @@ def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decod
     if not decode.columns:
         return f"{template} (fields as sent)"
     return f"{template} ({', '.join(f'{field}: {_declared(field, decode)}' for field in fields)})"
+
+
+def describe_time(block: BlockConfig) -> str:
+    """Describe the time that buckets are made of: `timestamp`, `placed_at`, `header.X-At in ms, else timestamp`."""
+    unit = f" in {block.time_unit}" if block.time_unit else ""
+    return f"{block.time}{unit}{f', else {block.time_fallback}' if block.time_fallback else ''}"
 
 
 def _name(code: Any) -> str:
@@ -92,6 +99,9 @@ def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
     interval = stored.get("interval", "")
     if interval.isdecimal() and int(interval) != now.interval:
         found |= {"interval_before": format_duration(int(interval)), "interval": format_duration(now.interval)}
+    time = stored.get("time", layout.STREAM_TIME)
+    if stored and "quarantine" not in stored and time != now.time:
+        found |= {"time_before": time, "time": now.time}
     return found
 
 
@@ -105,6 +115,6 @@ def _last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
         return None
     path = mark.last_object[0]
     name = layout.parse_path(path)
-    if name is None or name.stream != stream:
+    if name is None or name.stream != stream or not name.parquet:
         return None
     return path, footer.read(lambda size: store.read_end(path, size))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from jetcapture_py.archive.watermark import Watermark, path
+from jetcapture_py.capture.key_rule import describe_time
 from jetcapture_py.capture.progress import Move, move
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import StoreError
@@ -43,7 +44,7 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
     found = state.observer.watermark(state.source.state, state.source.stream_created)
     if found is None:
         return
-    found = replace(found, last_object=state.last_object)
+    found = replace(found, last_object=state.last_object, bucket_time=describe_time(state.config.block))
     try:
         state.watermark = await state.in_thread(
             state.store_threads, _move_watermark, store, found, state.source.state, idle

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from jetcapture_py.archive.block_writer import BlockWriter, TextWriter, UserWriter, checked_writer, make_writer
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture import key_rule
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.event_time import make_event_time
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Preparer
 
@@ -29,16 +31,25 @@ def preparer(config: Config, decoder: Decoder | None, key: KeyFunction | None) -
         key=key or _made("key", make, config.key),
         interval=int(config.block.interval),
         keep_payload=config.decode.keep_payload,
+        time=_made("block.time", partial(make_event_time, decode=None if decoder else config.decode), config.block),
     )
 
 
-def encoder(config: Config, decoder: Decoder | None, key: KeyFunction | None) -> Encoder:
-    """Build the encoder of blocks; the incarnation of the stream is set later."""
+def encoder(
+    config: Config, decoder: Decoder | None, key: KeyFunction | None, writer: BlockWriter | None = None
+) -> Encoder:
+    """Build the encoder of blocks; the incarnation of the stream is set later. Raises ConfigError."""
+
+    def make(name: str) -> TextWriter | UserWriter | None:
+        return make_writer(name, config.block.compression) if writer is None else checked_writer(writer, "writer")
+
     return Encoder(
         stream=config.source.stream,
         interval=int(config.block.interval),
         compression=config.block.compression,
         key_rule=key_rule.describe(config.key, config.decode, key, decoder),
+        time=key_rule.describe_time(config.block),
+        format=_made("block.format", make, config.block.format),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
 from jetcapture_py.capture.announcing import Announcer, OnStored
 from jetcapture_py.capture.counting import count_prepared, count_stored
@@ -27,7 +28,7 @@ ACKNOWLEDGING = 3  # tasks, so that a block does not wait for the answers to ear
 
 
 class Capture:
-    """One replica. `decoder`, `key`, `store` and `on_stored` replace what the configuration names.
+    """One replica. `decoder`, `key`, `store`, `writer` and `on_stored` replace what the configuration names.
 
     `state` is for side tasks, probes and metrics. Raises ConfigError for problems that show only at start.
     """
@@ -39,11 +40,12 @@ class Capture:
         decoder: Decoder | None = None,
         key: KeyFunction | None = None,
         store: Store | None = None,
+        writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
     ) -> None:
         self.state = CaptureState(config, store or configured_store(config.store))
         self.decoding = Decoding(self.state, parts.preparer(config, decoder, key))
-        self.encoding = Encoding(self.state, parts.encoder(config, decoder, key))
+        self.encoding = Encoding(self.state, parts.encoder(config, decoder, key, writer))
         self.announcer = Announcer(self.state, on_stored)
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:

@@ -73,7 +73,9 @@ class DecodeConfig(Section):
         "all fields of `schema`.",
     )
     keep_payload: bool = Field(
-        default=True, description="Store the raw bytes of every message, which makes the archive lossless."
+        default=True,
+        description="Store the raw bytes of every message, which makes the archive lossless. Off by default with "
+        "`block.format` ndjson or csv.",
     )
     rows: Literal["one", "lines", "array", "container", "delimited"] = Field(
         default="one",

@@ -17,6 +17,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from jetcapture_py.config import values as types
 from jetcapture_py.config import yaml_text
+from jetcapture_py.config.block import BlockConfig as BlockConfig
+from jetcapture_py.config.block import without_payloads
 from jetcapture_py.config.decoding import Column as Column
 from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.messages import problems, wrong
@@ -97,22 +99,6 @@ class SourceConfig(Section):
         return self
 
 
-class BlockConfig(Section):
-    """When a block ends, and what its object looks like."""
-
-    interval: types.Interval = human("15m", "Length of a bucket, in stream time; must divide a day evenly.")
-    max_age: types.Duration = Field(
-        default_factory=lambda data: data.get("interval", 0.0),
-        description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
-    )
-    max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
-    max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
-    format: Literal["parquet"] = Field(default="parquet", description="Format of the objects.")
-    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
-        default="zstd", description="Compression of the columns."
-    )
-
-
 class HttpConfig(Section):
     """Metrics, probes and status page of the running process."""
 
@@ -174,6 +160,11 @@ class Config(Section):
         same_stream(self.stream, self.source)
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _text_without_payloads(cls, data: object) -> object:
+        return without_payloads(data)
+
     @model_validator(mode="after")
     def _no_loop(self) -> Self:
         subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
@@ -188,7 +179,7 @@ class Config(Section):
     @property
     def has_user_code(self) -> bool:
         """Whether it names an object of the user's, which may import anything."""
-        named = (self.decode.format, self.key, self.store.type or "", self.on_stored.call or "")
+        named = (self.decode.format, self.key, self.block.format, self.store.type or "", self.on_stored.call or "")
         return any(map(is_reference, named))
 
     def warnings(self) -> tuple[str, ...]:

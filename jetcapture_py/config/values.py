@@ -34,6 +34,8 @@ _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d
 _SCHEMES = ("nats", "tls", "ws", "wss")
 FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
 """The formats of payloads that we decode."""
+TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
+"""Formats of objects that are text, and how these are compressed."""
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
@@ -211,6 +213,26 @@ def _delimiter(value: str) -> str:
     return value
 
 
+def _block_format(value: str) -> str:
+    if value not in TEXT_FORMATS and value != "parquet" and not plugins.is_reference(value):
+        known = ("parquet", *TEXT_FORMATS)
+        hint = did_you_mean(value, known)
+        raise ValueError(f"expected parquet, ndjson, csv or package.module:object, got {quoted(value)}{hint}")
+    return value
+
+
+def _block_time(value: str) -> str:
+    from jetcapture_py.config.template import parse_template
+
+    try:
+        kinds = [part.kind for part in parse_template(f"{{{value}}}")]
+    except ValueError:
+        kinds = []
+    if kinds not in (["field"], ["header"]):
+        raise ValueError(f"expected timestamp, a decoded field such as created_at, or header.NAME, got {quoted(value)}")
+    return value
+
+
 def _checked(value: str, parse: Callable[[str], object]) -> str:
     """The text, after its own parser has agreed to it."""
     parse(value)
@@ -332,6 +354,10 @@ Registry = Annotated[str, AfterValidator(_registry)]
 """A directory, or the address of a schema registry."""
 Delimiter = Annotated[str, AfterValidator(_delimiter)]
 """One ASCII character."""
+BlockFormat = Annotated[str, AfterValidator(_block_format)]
+"""parquet, ndjson, csv, or a user's writer."""
+BlockTime = Annotated[str, AfterValidator(_block_time)]
+"""timestamp, a decoded field, or header.NAME."""
 Reference = Annotated[str, AfterValidator(_reference)]
 """An object of the user's, `package.module:object`."""
 SubjectTemplate = Annotated[str, AfterValidator(_subject_template)]

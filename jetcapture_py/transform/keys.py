@@ -41,7 +41,7 @@ def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
     its fields from the message's own payload.
     """
     if not plugins.is_reference(text):
-        return TemplateKey(text, _payload_texts(decode))
+        return TemplateKey(text, payload_texts(decode))
     found = plugins.load(text)
     if not callable(found):
         raise ValueError(f"{text} is not a function")
@@ -52,7 +52,7 @@ FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 """Reads fields from payloads."""
 
 
-def _payload_texts(decode: FormatConfig | None) -> Callable[[Sequence[str]], FieldTexts] | None:
+def payload_texts(decode: FormatConfig | None) -> Callable[[Sequence[str]], FieldTexts] | None:
     """What makes a reader of the fields with some names; None where decoded columns do not depend on other messages."""
     if decode is None or decode.columns or decode.format not in ("json", "msgpack"):
         return None
@@ -98,7 +98,7 @@ def _column(
         subjects = batch.column(layout.SUBJECT).dictionary_encode()  # usually few distinct values
         return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
-        return _header(batch.column(layout.HEADERS), str(part.value))
+        return header_values(batch.column(layout.HEADERS), str(part.value))
     return _field(fields, str(part.value), len(batch)) if texts is None else texts[str(part.value)]
 
 
@@ -110,7 +110,7 @@ def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
     return tokens.values.take(pa.array(np.where(missing, 0, index), mask=missing))
 
 
-def _header(headers: pa.MapArray, name: str) -> pa.StringArray:
+def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
     """The first value of a header; names compare exactly, as NATS does."""
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.string())
@@ -123,27 +123,29 @@ def _padded(lists: pa.ListArray) -> pa.ListArray:
 
 
 def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
-    """A decoded field by its column name, or by a path through structs, as text; null where it is not a scalar.
+    """A decoded field as text; null where it is not a scalar.
 
     `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
     """
-    column = None
-    for name in (path, layout.field_name(path)):
-        if name in fields.schema.names:
-            column = fields.column(name)
-            break
-    if column is None:
-        head, *rest = path.split(".")
-        name = layout.field_name(head)
-        column = fields.column(name) if rest and name in fields.schema.names else None
-        for step in rest:
-            if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
-                column = None
-                break
-            column = pc.struct_field(column, step)
+    column = field_column(fields, path)
     if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
         return pa.nulls(rows, pa.string())
     return column.cast(pa.string())
+
+
+def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
+    """A decoded field by its column name, or by a path through structs; None when there is none."""
+    for name in (path, layout.field_name(path)):
+        if name in fields.schema.names:
+            return fields.column(name)
+    head, *rest = path.split(".")
+    name = layout.field_name(head)
+    column = fields.column(name) if rest and name in fields.schema.names else None
+    for step in rest:
+        if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
+            return None
+        column = pc.struct_field(column, step)
+    return column
 
 
 def buckets(timestamps: pa.Array, interval: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,9 @@ from jetcapture_py.transform.batch import Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
 from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group
+
+if TYPE_CHECKING:
+    from jetcapture_py.transform.event_time import EventTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparer:
-    """Prepares batches of one consumer; `interval` is the block interval in seconds."""
+    """Prepares batches of one consumer; `interval` is the block interval in seconds.
+
+    `time` finds the time that buckets are made of; None: the stream's timestamp.
+    """
 
     stream: str
     consumer: str
@@ -54,6 +60,7 @@ class Preparer:
     key: KeyFunction
     interval: int
     keep_payload: bool
+    time: EventTime | None = None
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
@@ -71,18 +78,20 @@ class Preparer:
         rows = readable if messages is None else rows_of(readable, messages, first)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
         sources = sources if good is None else good.to_numpy()[sources]
-        keys, keyed = self._keys(rows, fields)
+        keys, wrong = self._keys(rows, fields)
         if first is not None:
             keys = keys.take(pa.array(first))  # all rows of a message go to one block, which acknowledges it
-        if keyed is not None:
-            for index, error in keyed.items():
-                failures[int(sources[index])] = Failure(index=int(sources[index]), stage="key", error=error)
+        times, untimed = self._times(rows, fields, first)
+        for stage, errors in (("time", untimed), ("key", wrong)):
+            for index, error in errors.items():
+                failures[int(sources[index])] = Failure(index=int(sources[index]), stage=stage, error=error)
+        if untimed or wrong:
             mask = pa.array(~np.isin(sources, list(failures)))
             rows = MessageBatch(stream=self.stream, rows=rows.rows.filter(mask))
             keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
             messages = messages.filter(mask) if messages is not None else None
-        starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
-        table, runs = group(self._columns(rows.rows, fields, messages), keys, starts)
+            times = times.filter(mask)
+        table, runs = group(self._columns(rows.rows, fields, messages, times), keys, buckets(times, self.interval))
         quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
         delivered = batch.column(layout.DELIVERED)
         return Prepared(
@@ -97,21 +106,38 @@ class Preparer:
             columns=decoded.columns,
         )
 
-    def _columns(self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None) -> pa.RecordBatch:
+    def _columns(
+        self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None, times: pa.TimestampArray
+    ) -> pa.RecordBatch:
         """Return envelope and decoded fields as one batch."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
         if (first := first_rows(messages)) is not None:
             columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
+        if self.time is not None:
+            columns[layout.TIME] = times
         if fields.num_columns:
             columns.update(zip(fields.schema.names, fields.columns, strict=True))
         return pa.RecordBatch.from_pydict(columns)
 
-    def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str] | None]:
+    def _times(
+        self, rows: MessageBatch, fields: pa.RecordBatch, first: Any
+    ) -> tuple[pa.TimestampArray, dict[int, str]]:
+        """Return the time of every row, which is that of its message's first row, and by row why there is none."""
+        if self.time is None or not len(rows):
+            return rows.column(layout.TIMESTAMP), {}
+        if first is None:
+            return self.time(rows, fields)
+        firsts, places = np.unique(first, return_inverse=True)
+        chosen = pa.array(firsts)
+        times, wrong = self.time(_take(rows, chosen), fields.take(chosen) if fields.num_columns else fields)
+        return times.take(pa.array(places)), {int(firsts[index]): error for index, error in wrong.items()}
+
+    def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
         """Return the key of every row, and by row why it is invalid."""
         if not len(rows):
-            return pa.nulls(0, pa.string()), None
+            return pa.nulls(0, pa.string()), {}
         try:
             keys = self.key(rows, fields)
             if not isinstance(keys, pa.StringArray) or len(keys) != len(rows):
@@ -126,10 +152,10 @@ class Preparer:
                 key, errors = self._keys(rows.slice(index, 1), fields.slice(index, 1) if fields.num_columns else fields)
                 parts.append(key)
                 wrong.update(dict.fromkeys([index], next(iter(errors.values()))) if errors else {})
-            return pa.concat_arrays(parts), wrong or None
+            return pa.concat_arrays(parts), wrong
         sizes = pc.binary_length(keys)
         if (pc.max(sizes).as_py() or 0) * 3 <= layout.MAX_KEY_BYTES:
-            return keys, None
+            return keys, {}
         too_long = {}
         for index in np.flatnonzero(pc.fill_null(sizes, 0).to_numpy() * 3 > layout.MAX_KEY_BYTES).tolist():
             size = len(layout.escape_key(keys[index].as_py()).encode())
@@ -137,7 +163,7 @@ class Preparer:
                 too_long[index] = (
                     f"the key is {size} bytes long as a directory name; the limit is {layout.MAX_KEY_BYTES}"
                 )
-        return keys, too_long or None
+        return keys, too_long
 
     def _quarantine(
         self, batch: MessageBatch, failures: Iterable[Failure], raw_headers: dict[int, bytes]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
@@ -71,8 +72,10 @@ class Finder:
         seen: Iterable[Seen],
         repeated: Sequences,
         progress: Callable[[str, int, int], None],
+        writer: UserWriter | None = None,
     ) -> None:
         self._storage, self._life, self._repeated, self._progress = storage, life, repeated, progress
+        self._writer = writer
         self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
         self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
         self._groups = [each.name.group for each in self._seen]
@@ -116,7 +119,7 @@ class Finder:
         """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
-                return positions(self._storage, each.file, each.name, self._life)
+                return positions(self._storage, each.file, each.name, self._life, self._writer)
             except VanishedError:
                 return _NONE, _NONE
             except (DamagedError, StoreError):

@@ -17,10 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
+from jetcapture_py.verify import rows
+from jetcapture_py.verify.rows import DamagedError as DamagedError
 
 TAIL = footer.USUAL
 """Bytes read first from an object's end; most footers fit."""
@@ -33,10 +36,6 @@ _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 """Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
 """Errors that Arrow raises for damaged files."""
-
-
-class DamagedError(Exception):
-    """The object has changed since it was stored; the text says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class Held:
     """An object's messages of the current incarnation: every sequence of a range, or `seqs`, an int64 array.
 
     `messages` counts these, `older` those of earlier incarnations; `newest` is the latest timestamp in microseconds.
-    `signed`: it has checksums.
+    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it.
     """
 
     name: ObjectName
@@ -73,10 +72,26 @@ class Held:
     older: int
     newest: int
     signed: bool
+    by_name: bool = False
 
 
-def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool) -> Held:
-    """Check an object and return its contents. Raises DamagedError, VanishedError, StoreError."""
+def examine(
+    storage: ObjectStorage,
+    file: File,
+    name: ObjectName,
+    life: Incarnation | None,
+    *,
+    deep: bool,
+    writer: UserWriter | None = None,
+) -> Held:
+    """Check an object and return its contents. Raises DamagedError, VanishedError, StoreError.
+
+    `writer` writes objects in a user's format. If it cannot read them, their contents are what their names say.
+    """
+    if not name.parquet:
+        if writer is not None and name.suffix == writer.suffix and not writer.reads:
+            return _named(file, name)
+        return _examine_rows(storage, file, name, life, writer)
     item = _Object(storage, file, name)
     messages = item.compared()
     if deep:
@@ -86,7 +101,7 @@ def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnat
     span = name.last_seq - name.first_seq + 1
     if deep or present is None or (present and messages != span):
         seqs, times = item.identities()
-        item.check_identities(seqs, times, messages)
+        check_identities(name, seqs, times, messages)
         seqs, times = _of_life(seqs, times, life, present)
         newest = int(times.max()) if len(seqs) else 0
         count = len(seqs)
@@ -108,11 +123,87 @@ def examine(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnat
     )
 
 
-def positions(storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> tuple[Any, Any]:
+def _examine_rows(
+    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
+) -> Held:
+    """Check an object without a footer by its rows, and return its contents."""
+    seqs, times = _read_rows(storage, file, name, writer)
+    messages = len(seqs)
+    seqs, times = _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
+    count = len(seqs)
+    whole = count > 0 and count == seqs[-1] - seqs[0] + 1 == name.last_seq - name.first_seq + 1
+    return Held(
+        name=name,
+        size=file.size,
+        range=(int(seqs[0]), int(seqs[-1])) if whole else None,
+        seqs=None if whole else seqs,
+        messages=count,
+        older=messages - count,
+        newest=int(times.max()) if count else 0,
+        signed=True,
+    )
+
+
+def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
+    """Read the messages of an object without a footer, and compare them with its name."""
+    seqs, times = rows.identities(storage, file, name, writer)
+    if len(seqs) != name.rows or not name.rows:
+        raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
+    seqs, times = _once(seqs, times)
+    check_identities(name, seqs, times, len(seqs))
+    return seqs, times
+
+
+def _named(file: File, name: ObjectName) -> Held:
+    """Return the contents by the name alone: every sequence of its range if there are as many rows, else none.
+
+    Its times are unknown: all of it counts for the current incarnation.
+    """
+    whole = 0 < name.rows == name.last_seq - name.first_seq + 1 <= _MOST_ROWS
+    return Held(
+        name=name,
+        size=file.size,
+        range=(name.first_seq, name.last_seq) if whole else None,
+        seqs=None if whole else np.zeros(0, np.int64),
+        messages=name.rows if whole else 0,
+        older=0,
+        newest=0,
+        signed=True,
+        by_name=True,
+    )
+
+
+def _once(seqs: Any, times: Any) -> tuple[Any, Any]:
+    """Return each message once; the rows of a message follow one another."""
+    first = np.ones(len(seqs), np.bool_)
+    first[1:] = (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])
+    return seqs[first], times[first]
+
+
+def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> None:
+    """Compare the messages with the name and, if there is one, the footer. Raises DamagedError."""
+    if (int(seqs[0]), int(seqs[-1]), len(seqs)) != (name.first_seq, name.last_seq, messages):
+        raise DamagedError(
+            f"it has {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
+            f"to {name.last_seq}"
+        )
+    after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
+    if not (after | (same & (times[1:] > times[:-1]))).all():
+        raise DamagedError("its messages are out of order")
+    if layout.digest(seqs.tobytes(), times.tobytes()) != name.digest:
+        raise DamagedError("the digest in its name does not match its messages")
+
+
+def positions(
+    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None = None
+) -> tuple[Any, Any]:
     """Return sequences and timestamps in microseconds of an object's messages of the current incarnation, in order.
 
     Raises DamagedError, VanishedError, StoreError.
     """
+    if not name.parquet:
+        seqs, times = _read_rows(storage, file, name, writer)
+        return _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
     item = _Object(storage, file, name)
     item.compared()
     present = _present(item.own, life, *item.times())
@@ -200,6 +291,8 @@ class _Object:
         }
         if "digest" in own:
             said |= {"digest": name.digest, "quarantine": "true" if name.quarantine else ""}
+        if name.event_time != ("time" in own):
+            raise DamagedError("its name and its footer differ in what its bucket is made of")
         for entry, value in said.items():
             if own.get(entry, "") != value:
                 raise DamagedError(f"its footer says {entry} {own.get(entry, '')!r}, its name {value!r}")
@@ -277,9 +370,7 @@ class _Object:
         seq, time = np.concatenate(seqs), np.concatenate(times)
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
             raise DamagedError("its sequences and timestamps are invalid")
-        first = np.ones(len(seq), np.bool_)
-        first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
-        return seq[first], time[first]
+        return _once(seq, time)
 
     def _read(self, columns: list[str] | None, take: Any) -> None:
         try:
@@ -292,17 +383,3 @@ class _Object:
     def _opened(self) -> pq.ParquetFile:
         source = self._storage.open(self._file) if self._data is None else pa.BufferReader(self._data)
         return pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
-
-    def check_identities(self, seqs: Any, times: Any, messages: int) -> None:
-        """Compare the messages with the name and footer."""
-        name = self._name
-        if (int(seqs[0]), int(seqs[-1]), len(seqs)) != (name.first_seq, name.last_seq, messages):
-            raise DamagedError(
-                f"it has {len(seqs)} messages from {seqs[0]} to {seqs[-1]}, not {messages} from {name.first_seq} "
-                f"to {name.last_seq}"
-            )
-        after, same = seqs[1:] > seqs[:-1], seqs[1:] == seqs[:-1]
-        if not (after | (same & (times[1:] > times[:-1]))).all():
-            raise DamagedError("its messages are out of order")
-        if layout.digest(seqs.tobytes(), times.tobytes()) != name.digest:
-            raise DamagedError("the digest in its name does not match its messages")

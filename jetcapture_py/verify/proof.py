@@ -16,12 +16,14 @@ from itertools import pairwise
 from threading import Event
 
 from jetcapture_py.archive import watermark
+from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.units import microseconds_of, moment_of
-from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.holes import Missing, list_gaps
 from jetcapture_py.verify.ranges import Sequences
@@ -44,6 +46,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
     `deep` reads every byte of every object. `progress` is called with a stage, and how much of it is done. Raises
     ConfigError, and StoreError if the archive cannot be listed; an unavailable stream is noted in the report.
     """
+    writer = _user_writer(config)
     storage = ObjectStorage(config.store.url, config.store.options)
     mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
     notes: list[str] = []
@@ -58,7 +61,7 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
         except SourceError as error:
             notes.append(f"the stream: {error}; only the archive itself was checked")
         scope = _Scope.of(known, mark)
-        found = await _survey(storage, config.source.stream, scope, progress, deep=deep)
+        found = await _survey(storage, config.source.stream, scope, writer, progress, deep=deep)
         missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
         asked = (
             await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
@@ -69,7 +72,13 @@ async def verify(config: Config, *, deep: bool = False, progress: Progress | Non
 
 
 async def _survey(
-    storage: ObjectStorage, stream: str, scope: _Scope, progress: Progress | None, *, deep: bool
+    storage: ObjectStorage,
+    stream: str,
+    scope: _Scope,
+    writer: UserWriter | None,
+    progress: Progress | None,
+    *,
+    deep: bool,
 ) -> ArchiveScan:
     """Scan the archive in a thread, which ends soon after this is canceled."""
     cancelled = Event()
@@ -81,10 +90,21 @@ async def _survey(
             progress(stage, done, total)
 
     try:
-        return await asyncio.to_thread(survey, storage, stream, scope.life, scope.top, deep=deep, progress=step)
+        return await asyncio.to_thread(
+            survey, storage, stream, scope.life, scope.top, deep=deep, progress=step, writer=writer
+        )
     except asyncio.CancelledError:
         cancelled.set()
         raise
+
+
+def _user_writer(config: Config) -> UserWriter | None:
+    """The user's writer that the configuration names. Raises ConfigError."""
+    try:
+        writer = make_writer(config.block.format, config.block.compression)
+    except ValueError as error:
+        raise ConfigError(f"block.format: {error}") from error
+    return writer if isinstance(writer, UserWriter) else None
 
 
 def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
@@ -303,6 +323,8 @@ def _unchecked(
         if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
             before = _all(mark.filters[-1].subjects)
             yield f"the watermark: its consumer selected {before}, but the consumer now selects {_all(now)}"
+    if found.by_name:
+        yield f"{plural(found.by_name, 'object')} in a format whose writer does not read: only the names were checked"
     if found.copies.unread:
         yield f"{found.copies.unread:,} objects that may hold copies: they could not be reread"
     if found.older:

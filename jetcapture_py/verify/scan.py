@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
@@ -36,10 +38,10 @@ class Problem:
 class ArchiveScan:
     """Contents of the archive. `messages` counts all copies of the current incarnation's messages.
 
-    `quarantined` counts those in quarantine, `older` messages of earlier incarnations. `damaged`, `foreign` and
-    `unsigned` (objects without checksums) list the first of each kind. `newest` is the latest timestamp in microseconds
-    in objects that end at or before the bound, 0 without one. `repeated` are sequences that several of the `seen`
-    objects have. `restless`: objects disappeared in every round.
+    `quarantined` counts those in quarantine, `older` messages of earlier incarnations, `by_name` objects that nothing
+    can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of each kind. `newest` is
+    the latest timestamp in microseconds in objects that end at or before the bound, 0 without one. `repeated` are
+    sequences that several of the `seen` objects have. `restless`: objects disappeared in every round.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
@@ -58,19 +60,30 @@ class ArchiveScan:
     foreign_count: int = 0
     unsigned: list[str] = field(default_factory=list)
     unsigned_count: int = 0
+    by_name: int = 0
     restless: bool = False
 
 
 def survey(
-    storage: ObjectStorage, stream: str, life: Incarnation | None, bound: int, *, deep: bool, progress: Progress
+    storage: ObjectStorage,
+    stream: str,
+    life: Incarnation | None,
+    bound: int,
+    *,
+    deep: bool,
+    progress: Progress,
+    writer: UserWriter | None = None,
 ) -> ArchiveScan:
-    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails."""
+    """Examine every object of the stream. Blocks; call it in a thread. Raises StoreError if listing fails.
+
+    `writer` writes objects in a user's format.
+    """
     found = ArchiveScan()
     seen: set[str] = set()
     for _ in range(ROUNDS):
         files = [file for file in storage.files(stream) if file.place not in seen]
         seen.update(file.place for file in files)
-        gone = _look(storage, files, life, bound, found, deep=deep, progress=progress)
+        gone = _look(storage, files, life, bound, found, writer, deep=deep, progress=progress)
         if not gone:
             break
     else:
@@ -78,7 +91,7 @@ def survey(
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
     found.unsigned.sort()
-    found.copies = Finder(storage, life, found.seen, found.repeated, progress).find()
+    found.copies = Finder(storage, life, found.seen, found.repeated, progress, writer).find()
     return found
 
 
@@ -88,22 +101,24 @@ def _look(
     life: Incarnation | None,
     bound: int,
     found: ArchiveScan,
+    writer: UserWriter | None,
     *,
     deep: bool,
     progress: Progress,
 ) -> bool:
     """Examine these files and add their contents to `found`; return whether any of them was gone."""
     for file in files:
-        if file.name is None and not _hidden(file.path):
+        if not _is_object(file.name, writer) and not _hidden(file.path):
             found.foreign_count += 1
             found.foreign += [file.path] if len(found.foreign) < MOST_LISTED else []
     # in stream order, to keep the set of sequences dense
-    named = sorted(((file, file.name) for file in files if file.name), key=lambda pair: pair[1].first_seq)
+    known = ((file, file.name) for file in files if file.name and _is_object(file.name, writer))
+    named = sorted(known, key=lambda pair: pair[1].first_seq)
     gone = False
     workers = max(2, min(storage.threads, _DEEP_THREADS)) if deep else storage.threads
 
     def look(item: tuple[File, ObjectName]) -> _Outcome:
-        return _examined(storage, *item, life, deep=deep)
+        return _examined(storage, *item, life, writer, deep=deep)
 
     for done, ((file, _), outcome) in enumerate(in_order("verify", workers, look, named), 1):
         if outcome is None:
@@ -115,6 +130,13 @@ def _look(
             found.damaged += [Problem(path=file.path, reason=outcome)] if len(found.damaged) < MOST_LISTED else []
         progress("objects", done, len(named))
     return gone
+
+
+def _is_object(name: ObjectName | None, writer: UserWriter | None) -> bool:
+    """Whether a file is an object of a format that is known: anything can be named like one of a user's format."""
+    if name is None or name.parquet or name.suffix in layout.TEXT_SUFFIXES:
+        return name is not None
+    return writer is not None and name.suffix == writer.suffix
 
 
 def _hidden(path: str) -> bool:
@@ -129,6 +151,7 @@ def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
         found.unsigned_count += 1
         found.unsigned += [file.path] if len(found.unsigned) < MOST_LISTED else []
     found.size += held.size
+    found.by_name += held.by_name
     found.messages += held.messages
     found.older += held.older
     if held.name.quarantine:
@@ -146,7 +169,13 @@ _Outcome = Held | str | None
 
 
 def _examined(
-    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, *, deep: bool
+    storage: ObjectStorage,
+    file: File,
+    name: ObjectName,
+    life: Incarnation | None,
+    writer: UserWriter | None,
+    *,
+    deep: bool,
 ) -> _Outcome:
     """Return an object's contents, the reason why it is damaged, or None if it is gone. Damage is checked twice.
 
@@ -155,7 +184,8 @@ def _examined(
     reason = ""
     for attempt in range(_ATTEMPTS):
         try:
-            return examine(storage, storage.again(file) if attempt else file, name, life, deep=deep)
+            now = storage.again(file) if attempt else file
+            return examine(storage, now, name, life, deep=deep, writer=writer)
         except VanishedError:
             return None
         except DamagedError as error:

@@ -132,6 +132,7 @@ class _Compaction:
             stream_created=_all_of(footers, "stream_created"),
             consumer=_all_of(footers, "consumer"),
             key_rule=_agreed(footers, "key_rule"),
+            time="; ".join(dict.fromkeys(footer.own["time"] for footer in footers if "time" in footer.own)),
         )
 
     def run(self) -> Outcome:

@@ -87,7 +87,7 @@ class Messages:
             )
         if self._id is not None and not isinstance(self._types[self._id], _TEXT):
             raise ConfigError(f"column {self._id}: a message id must be a string")
-        taken = {self._first((name,)) for name in (*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, layout.ROW)}
+        taken = {self._first((name,)) for name in (*SUBJECTS, *HEADERS, MSG_ID, *layout.ENVELOPE, *layout.OPTIONAL)}
         self._fields = [number for number, name in enumerate(self._names) if name not in taken]
         if self._payload is None:
             self._check_fields()

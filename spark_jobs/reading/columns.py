@@ -87,7 +87,7 @@ class Table:
             for folded, (name, kind) in stored.items():
                 self._names.setdefault(folded, name)
                 types[folded][kind] = None
-        first = {name: position for position, name in enumerate((*layout.ENVELOPE, layout.ROW))}
+        first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
         ordered = sorted(types, key=lambda folded: first.get(folded, len(first)))
         self._target = {folded: _target(list(types[folded]), self._fold) for folded in ordered}
         self._drifted = [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import MAGIC, bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
@@ -39,12 +41,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """The objects found, and every directory with a visible file of any kind. `tops` are the listed directories.
+    `others` are objects in other formats than Parquet.
 
     `sizes` (bytes) and `modified` (milliseconds since the epoch, 0 if the store does not tell) are keyed by path
     relative to the archive's root. `repeated` are objects with the same file name as an object under another key.
     """
 
     objects: list[ObjectName]
+    others: list[ObjectName]
     sizes: Mapping[str, int]
     modified: Mapping[str, int]
     directories: Collection[str]
@@ -115,9 +119,11 @@ class Archive:
             directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(keys)]
         found = {path: info for directory in directories for path, info in self.place.files(directory).items()}
         visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
-        objects = [name for name in map(layout.parse_path, visible) if name is not None]
+        names = [name for name in map(layout.parse_path, visible) if name is not None]
+        objects = [name for name in names if name.parquet]
         return Listing(
             objects=objects,
+            others=[name for name in names if not name.parquet],
             sizes={path: int(found[path]["size"]) for path in visible},
             modified={path: int(1000 * (modified(found[path]) or 0)) for path in visible},
             directories=dict.fromkeys(path.rpartition("/")[0] for path in visible),
@@ -146,6 +152,28 @@ class Archive:
 
     def schemas(self, names: Sequence[ObjectName], listing: Listing) -> tuple[list[pa.Schema], list[int]]:
         """Read the objects' footers; return the distinct schemas, and the index of each object's schema."""
+        reader = SchemaReader()
+        numbers = []
+        for name, data in zip(names, self._footers(names, listing), strict=True):
+            try:
+                numbers.append(reader.number(data))
+            except pa.ArrowException as error:
+                raise self._unreadable(name, error) from error
+        return reader.schemas, numbers
+
+    def timestamps(self, names: Sequence[ObjectName], listing: Listing) -> list[tuple[datetime, datetime] | None]:
+        """Read the first and last `_nats_timestamp` of each object from its footer; None without statistics."""
+        found = []
+        for name, data in zip(names, self._footers(names, listing), strict=True):
+            try:
+                file = b"".join((MAGIC, data, len(data).to_bytes(4, "little"), MAGIC))
+                found.append(bounds(pq.read_metadata(pa.BufferReader(file)), layout.TIMESTAMP))
+            except pa.ArrowException as error:
+                raise self._unreadable(name, error) from error
+        return found
+
+    def _footers(self, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
+        """Read the objects' footers."""
 
         def footer(name: ObjectName) -> bytes:
             path = f"{self.root}/{name.path}"
@@ -167,14 +195,7 @@ class Archive:
                     raise
                 raise self._rewritten(name) from None
 
-        reader = SchemaReader()
-        numbers = []
-        for name, data in zip(names, self._each(names, footer), strict=True):
-            try:
-                numbers.append(reader.number(data))
-            except pa.ArrowException as error:
-                raise self._unreadable(name, error) from error
-        return reader.schemas, numbers
+        return self._each(names, footer)
 
     def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
         """Read each object's sequences and timestamps."""

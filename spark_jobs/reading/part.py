@@ -16,16 +16,39 @@ Keys = Iterable[str | None] | str
 
 
 class Part(NamedTuple):
-    """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit."""
+    """Messages from `start` (inclusive) to `end` (exclusive) with these `keys`; None for no limit.
+
+    `event_start` and `event_end` limit the time that buckets are made of.
+    """
 
     start: datetime | None
     end: datetime | None
     keys: list[str | None] | None
+    event_start: datetime | None = None
+    event_end: datetime | None = None
+
+    @property
+    def by_event(self) -> bool:
+        """Whether there is a bound of the time that buckets are made of."""
+        return self.event_start is not None or self.event_end is not None
 
     @classmethod
-    def of(cls, start: Moment | None, end: Moment | None, keys: Keys | None) -> Part:
+    def of(
+        cls,
+        start: Moment | None,
+        end: Moment | None,
+        keys: Keys | None,
+        event_start: Moment | None = None,
+        event_end: Moment | None = None,
+    ) -> Part:
         """Validate the arguments. Raises JetcaptureError."""
-        return cls(_moment("start", start), _moment("end", end), _keys(keys))
+        return cls(
+            _moment("start", start),
+            _moment("end", end),
+            _keys(keys),
+            _moment("event_start", event_start),
+            _moment("event_end", event_end),
+        )
 
 
 def _moment(name: str, value: Moment | None) -> datetime | None:

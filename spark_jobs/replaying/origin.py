@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,18 +15,23 @@ from jetcapture_py.errors import VanishedError
 from spark_jobs.reading.place import Place
 from spark_jobs.replaying.target import Origin
 
+_THREADS = 32
+
 
 def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: bool = False) -> Origin:
     """Return the stream's creation times and the consumers that captured it. Raises JetcaptureError."""
     place = Place.open(url, options)
     directory = f"{layout.QUARANTINE}/{stream}" if quarantine else stream
+    paths = map(layout.parse_path, place.files(directory))
+    found = [name for name in paths if name is not None and name.parquet]
     # within a bucket, the later incarnation of a recreated stream has the lower sequences
-    names = sorted(
-        filter(None, map(layout.parse_path, place.files(directory))), key=lambda name: (name.bucket, -name.first_seq)
-    )
+    names = sorted((name for name in found if not name.event_time), key=lambda name: (name.bucket, -name.first_seq))
+    others = [name for name in found if name.event_time]  # their buckets are in no order with incarnations
     created: dict[str, None] = {}
     consumers: dict[str, None] = {}
-    for times, captured_by in _footers(place, names):
+    with ThreadPoolExecutor(_THREADS) as threads:
+        footers = [*_footers(place, names), *threads.map(lambda name: _footer(place, name), others)]
+    for times, captured_by in footers:
         created |= dict.fromkeys(times)
         consumers |= dict.fromkeys(captured_by)
     return Origin(stream=stream, created=tuple(sorted(created)), consumers=tuple(consumers))

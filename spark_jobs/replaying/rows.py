@@ -156,7 +156,7 @@ def _parts(template: str) -> tuple[TemplatePart, ...]:
 
 def _is_message_wide(part: TemplatePart) -> bool:
     """Whether the part is the same in all rows of a message."""
-    return part.kind != "field" or part.value in (*layout.ENVELOPE, *layout.PARTITIONS)
+    return part.kind != "field" or part.value in (*layout.ENVELOPE, layout.TIME, *layout.PARTITIONS)
 
 
 def _pattern(parts: tuple[TemplatePart, ...]) -> str:
@@ -204,7 +204,7 @@ def _payload(known: _Columns, name: str | None, messages: bool) -> Column:
         if is_nested(kind):
             return json_of(column, kind).cast("binary")
         return column.cast("binary" if isinstance(kind, st.BinaryType) else "string").cast("binary")
-    own = {known.find(each) for each in (*layout.ENVELOPE, layout.ROW, *(layout.PARTITIONS if messages else ()))}
+    own = {known.find(each) for each in (*layout.ENVELOPE, *layout.OPTIONAL, *(layout.PARTITIONS if messages else ()))}
     fields = [
         (field.name, sf.col(quoted(field.name)), field.dataType) for field in known.fields if field.name not in own
     ]

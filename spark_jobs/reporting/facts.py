@@ -87,7 +87,7 @@ class Facts:
 
     `objects` and `quarantine` are those that `choice` selects; `copies` is the number of an object's messages that
     other objects have as well. `lives` are incarnations of the whole stream; `older_lives` more were not examined.
-    `reasons` are the most frequent ones.
+    `reasons` are the most frequent ones. `others` counts objects in other formats than Parquet, which are not examined.
     """
 
     stream: str
@@ -103,6 +103,7 @@ class Facts:
     older_lives: int
     delivery: Delivery
     reasons: Sequence[Reason]
+    others: int = 0
 
     def messages(self, objects: Iterable[Stored]) -> int:
         """Return the number of distinct messages in these objects."""
@@ -147,6 +148,7 @@ def collect(
         older_lives=older,
         delivery=_delivery(source, objects),
         reasons=_reasons(source, quarantine) if quarantine else (),
+        others=source.others,
     )
 
 

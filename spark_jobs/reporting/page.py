@@ -156,6 +156,10 @@ def verdict(facts: Facts) -> Verdict:
 def findings(facts: Facts) -> Iterator[Finding]:
     """Yield remarks, the most important first."""
     bad, total = facts.messages(facts.quarantine), facts.messages(facts.objects)
+    if facts.others:
+        said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
+        said += "not in this report. Sequences that they hold count as not stored."
+        yield Finding(action=False, text=said, chapter="coverage")
     closed = [hole for life in facts.lives for hole in life.largest if not hole.open]
     if closed:
         hole = max(closed, key=lambda hole: hole.missing)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.footer import bounds, entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
@@ -72,7 +72,7 @@ class Stored:
 class ReportSource:
     """The listing of one stream's archive and quarantine, and the watermark if there is one.
 
-    `entries` has fsspec's listing entry of each object.
+    `entries` has fsspec's listing entry of each object. `others` counts objects in other formats than Parquet.
     """
 
     spark: SparkSession
@@ -80,6 +80,7 @@ class ReportSource:
     url: str
     options: Mapping[str, Any] = field(repr=False)
     entries: Mapping[ObjectName, Mapping[str, Any]]
+    others: int
     mark: Watermark | None
 
     @classmethod
@@ -88,10 +89,16 @@ class ReportSource:
         place = Place.open(url, options)
         # before the listing, which then includes all objects that the watermark promises
         mark = watermark.read(place.fs, place.root, stream)
-        entries = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
+        found = {**_listed(place, stream), **_listed(place, f"{layout.QUARANTINE}/{stream}")}
+        entries = {name: entry for name, entry in found.items() if name.parquet}
+        others = len(found) - len(entries)
+        if others and all(name.quarantine for name in entries):
+            raise JetcaptureError(
+                f"the archive of stream {stream} under {place.shown} is not in Parquet, and reports are about Parquet"
+            )
         if not entries:
             raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
-        return cls(spark=spark, place=place, url=url, options=options, entries=entries, mark=mark)
+        return cls(spark=spark, place=place, url=url, options=options, entries=entries, others=others, mark=mark)
 
     def objects(self) -> list[Stored]:
         """Read the footers of all objects, quarantine included; return them by first sequence. Raises VanishedError."""
@@ -140,7 +147,7 @@ def _stored(place: Place, name: ObjectName, entry: Mapping[str, Any]) -> Stored:
 
 def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaData) -> Stored:
     said = entries(footer.metadata)
-    times, delivered = _bounds(footer, layout.TIMESTAMP), _bounds(footer, layout.DELIVERED)
+    times, delivered = bounds(footer, layout.TIMESTAMP), bounds(footer, layout.DELIVERED)
     return Stored(
         name=name,
         size=int(entry["size"]),
@@ -153,15 +160,3 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
         newest=None if times is None else (times[1] - _EPOCH) // timedelta(microseconds=1),
         redelivered=delivered is None or delivered[1] > 1,
     )
-
-
-def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a column; None without statistics in the footer."""
-    places = (index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
-    place = next(places, None)
-    if place is None:
-        return None
-    groups = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
-    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
-        return None
-    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -133,6 +134,42 @@ def test_the_s3_configuration_needs_only_its_environment(nats_server: Callable[.
     assert row["updated_at"].isoformat() == "2026-05-01T12:00:00.123000+00:00"
     (broken,) = found[None]
     assert broken[layout.PAYLOAD] == sent[2][1]
+
+
+def test_the_arrow_writer_gives_files_that_are_read_and_proven(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    orders = [
+        {"order_id": f"o-{number}", "placed_at": f"2026-05-01T{12 - number % 2}:30:00Z", "amount": number / 4}
+        for number in range(100)
+    ]
+    asyncio.run(publish(server.url, [("orders.eu", json.dumps(order).encode(), None) for order in orders]))
+    environment = {"NATS_URL": server.url, "ARCHIVE": str(archive), "PYTHONPATH": str(EXAMPLES)}
+    jetcapture(EXAMPLES / "arrow.yaml", environment)
+
+    files = sorted(archive.glob("ORDERS/key=eu/date=2026-05-01/hour=*/*.arrow"))
+    assert [path.parent.name for path in files] == ["hour=11", "hour=12"]
+    tables = [pa.ipc.open_file(path).read_all() for path in files]
+    found = {row["order_id"]: row for table in tables for row in table.to_pylist()}
+    assert {name: float(row["amount"]) for name, row in found.items()} == {
+        order["order_id"]: order["amount"] for order in orders
+    }
+
+    def verify() -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "jetcapture_py", "verify", str(EXAMPLES / "arrow.yaml")]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}, check=False
+        )
+
+    assert verify().stdout.startswith("complete: every one of 100 messages")
+    data = files[0].read_bytes()
+    files[0].write_bytes(data[:-20])
+    broken = verify()
+    assert broken.returncode == 1
+    assert "NOT complete: 50 messages" in broken.stdout
+    files[0].write_bytes(files[1].read_bytes())
+    assert "1 damaged object" in verify().stdout
 
 
 READINGS = [(1_777_636_800_000_000 + number, number / 4) for number in range(5)]

@@ -111,7 +111,7 @@ def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an
     server = nats_server()
 
     def capture(key: str = "{id}", columns: dict[str, str] | None = None, **parts: Any) -> list[dict[str, Any]]:
-        block = {"interval": parts.pop("interval", "15m")}
+        block = {"interval": parts.pop("interval", "15m"), **parts.pop("block", {})}
         decode = {"format": "json", "columns": columns or {}}
         asyncio.run(publish(server.url, of(b'{"id":1}')))
         settings = config(server.url, tmp_path / "archive", decode=decode, key=key, block=block)
@@ -134,6 +134,9 @@ def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an
     assert capture(key="", interval="1d") == [{"key_before": "a-{id} (id: int64)", "key": ""}]
     own = {"key": "tests.integration.capture.test_keys:own_key", "interval": "1d"}
     assert capture(**own) == [{"key_before": "", "key": "tests.integration.capture.test_keys:own_key"}]
+    own["block"] = {"time": "header.X-At", "time_unit": "ms", "time_fallback": "timestamp"}
+    assert capture(**own) == [{"time_before": "timestamp", "time": "header.X-At in ms, else timestamp"}]
+    assert capture(**own) == []
     with_function = Capture(config(server.url, tmp_path / "archive"), key=own_key)
     assert with_function.encoding.encoder.key_rule == "tests.integration.capture.test_keys:own_key"
 

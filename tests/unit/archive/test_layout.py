@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import posixpath
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -34,6 +35,10 @@ def names(draw: st.DrawFn, /, **fixed: Any) -> ObjectName:
         "rows": draw(st.integers(1, 1 << 40)),
         "digest": f"{draw(st.integers(0, (1 << 64) - 1)):016x}",
         "quarantine": quarantine,
+        "event_time": draw(st.booleans()),
+        "suffix": ".parquet"
+        if quarantine
+        else draw(st.sampled_from([".parquet", *layout.TEXT_SUFFIXES, ".arrow", ".a1.b2"])),
     }
     return ObjectName(**(values | fixed))
 
@@ -55,6 +60,21 @@ def test_an_object_lies_where_the_format_says() -> None:
     assert NAME.path == PATH
     assert NAME.directory == "ORDERS/key=eu%2Fwest/date=2024-02-29/hour=13"
     assert layout.parse_path(PATH) == NAME
+
+
+def test_a_name_says_the_format_and_what_its_bucket_is_made_of() -> None:
+    other = replace(NAME, event_time=True, suffix=".csv.gz")
+    assert other.path == PATH.replace("134500Z", "134500E").replace(".parquet", ".csv.gz")
+    assert layout.parse_path(other.path) == other
+    assert other.group == NAME.group
+    assert (NAME.parquet, other.parquet) == (True, False)
+
+
+@pytest.mark.parametrize("suffix", layout.TEXT_SUFFIXES)
+def test_the_quarantine_is_parquet_only(suffix: str) -> None:
+    quarantined = replace(NAME, key=None, quarantine=True)
+    assert layout.parse_path(quarantined.path) == quarantined
+    assert layout.parse_path(quarantined.path.replace(".parquet", suffix)) is None
 
 
 def test_the_quarantine_has_a_tree_of_its_own_without_keys() -> None:
@@ -145,7 +165,12 @@ def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None
         PATH.replace("00000000000000000017", "\u06600000000000000000017"),
         PATH.replace("abcdef", "ABCDEF"),
         PATH.replace("abcdef", "abcde"),
-        PATH.replace(".parquet", ".csv"),
+        PATH.replace(".parquet", ".csv.bz2"),
+        PATH.replace(".parquet", ".CSV"),
+        PATH.replace(".parquet", ".csv.gz.tmp"),
+        PATH.replace(".parquet", ".tmp"),
+        PATH.replace(".parquet", ".a.b.c"),
+        PATH.replace(".parquet", ""),
         PATH + ".crc",
         PATH.replace(FILE, f".{FILE}.0.tmp"),
         PATH.replace(FILE, "_SUCCESS"),

@@ -202,7 +202,16 @@ def test_the_defaults_are_the_contract() -> None:
         ("block.interval", "100ms", 'block.interval: expected at least 1s, got "100ms"'),
         ("block.max_age", "0s", 'block.max_age: expected at least 1ms, got "0s"'),
         ("block.max_bytes", "64k", 'block.max_bytes: expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
-        ("block.format", "csv", 'block.format: expected parquet, got "csv"'),
+        (
+            "block.format",
+            "xml",
+            'block.format: expected parquet, ndjson, csv or package.module:object, got "xml"',
+        ),
+        (
+            "block.format",
+            "nd-json",
+            'block.format: expected parquet, ndjson, csv or package.module:object, got "nd-json"; did you mean ndjson?',
+        ),
         ("limits.memory", "1MiB", 'limits.memory: expected at least 32MiB, got "1MiB"'),
         ("log.level", "INFO", 'log.level: expected debug, info, warning or error, got "INFO"; did you mean info?'),
         ("store.url", "data", "store.url: expected an absolute path, or an address such as s3://bucket/path"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
@@ -80,10 +81,12 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
         put(tmp_path, encoded(messages, key=key))
     real = copies.positions
 
-    def positions(shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None) -> object:
+    def positions(
+        shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
+    ) -> object:
         if name == names[1]:
             raise error
-        return real(shelf, file, name, life)
+        return real(shelf, file, name, life, writer)
 
     monkeypatch.setattr(copies, "positions", positions)
     found = surveyed(tmp_path).copies

@@ -1,0 +1,80 @@
+"""The section `block`: when a block ends, which bucket its messages are of, and what its object looks like."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from jetcapture_py.config import values as types
+from jetcapture_py.config.messages import wrong
+from jetcapture_py.config.section import Section, human
+
+
+class BlockConfig(Section):
+    """When a block ends, and what its object looks like."""
+
+    interval: types.Interval = human("15m", "Length of a bucket, in time of `block.time`; must divide a day evenly.")
+    max_age: types.Duration = Field(
+        default_factory=lambda data: data.get("interval", 0.0),
+        description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
+    )
+    max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
+    max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
+    time: types.BlockTime = Field(
+        default="timestamp",
+        description="The time that a message's bucket is made of: `timestamp` (when the stream stored it), a decoded "
+        "field, or `header.NAME`.",
+    )
+    time_unit: Literal["s", "ms", "us", "ns"] | None = Field(
+        default=None, description="What numbers count as a time of `block.time`; without it, a number is not a time."
+    )
+    time_fallback: Literal["timestamp"] | None = Field(
+        default=None,
+        description="`timestamp`: a message without a readable time takes the stream's timestamp; else it goes to the "
+        "quarantine.",
+    )
+    format: types.BlockFormat = Field(
+        default="parquet",
+        description="Format of the objects: `parquet`, `ndjson`, `csv`, or a writer: `package.module:object`.",
+    )
+    compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
+        default_factory=lambda data: "gzip" if data.get("format") in types.TEXT_FORMATS else "zstd",
+        description="Compression of Parquet columns, by default zstd; of NDJSON and CSV as a whole: `none`, `gzip` (by "
+        "default) or `zstd`.",
+    )
+
+    @model_validator(mode="after")
+    def _compressed(self) -> Self:
+        if self.format in types.TEXT_FORMATS and self.compression not in types.TEXT_COMPRESSIONS:
+            raise wrong("compression", f"expected none, gzip or zstd with format {self.format}, got {self.compression}")
+        if self.format not in ("parquet", *types.TEXT_FORMATS) and "compression" in self.model_fields_set:
+            raise wrong("compression", f"only with a built-in format: {self.format} compresses its objects itself")
+        return self
+
+    @model_validator(mode="after")
+    def _time(self) -> Self:
+        for name in ("time_unit", "time_fallback"):
+            if self.time == "timestamp" and getattr(self, name) is not None:
+                raise wrong(name, "only with a block.time other than timestamp")
+        return self
+
+
+def without_payloads(data: object) -> object:
+    """A whole configuration, as it was read, with `decode.keep_payload` off where nothing is said and text is written.
+
+    Raises ValueError where nothing of a message would be kept then.
+    """
+    if not isinstance(data, dict):
+        return data
+    block, decode = data.get("block"), data.get("decode") or {}
+    if not isinstance(block, dict) or block.get("format") not in types.TEXT_FORMATS:
+        return data
+    if not isinstance(decode, dict) or decode.get("keep_payload") is not None:
+        return data
+    if decode.get("format", "raw") == "raw":
+        raise ValueError(
+            f"decode.keep_payload: with decode.format raw and block.format {block['format']}, set it to true: nothing "
+            "of a message would be kept"
+        )
+    return {**data, "decode": {**decode, "keep_payload": False}}

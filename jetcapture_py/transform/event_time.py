@@ -1,0 +1,235 @@
+"""Find the time that a message's bucket is made of, where that is not the stream's timestamp (`block.time`).
+
+A value is a time if it is
+
+- an Arrow timestamp (one without a zone is UTC) or a date (its beginning, UTC);
+- text: RFC 3339 with a zone; digits below a microsecond are cut off;
+- with `block.time_unit`: a number of such units since 1970, also as decimal text.
+
+Times from 1970 up to, and without, 2200 count: what is beyond is a mistake in a unit, or stands for no time at all.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.units import quoted
+from jetcapture_py.text import one_line
+from jetcapture_py.transform.batch import MessageBatch
+from jetcapture_py.transform.decode import FormatConfig, parse_type
+from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
+
+END = 7_258_118_400
+"""The year 2200, in seconds since 1970."""
+_HEADER = "header."
+_IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_MICROSECOND = 10**6
+
+_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
+_ZONE = r"(Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
+_RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
+_NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
+_DIGITS = 9
+"""Of a fraction: enough for nanoseconds."""
+
+
+class TimeConfig(Protocol):
+    """The part of the configuration that says what time buckets are made of."""
+
+    @property
+    def time(self) -> str:
+        """`timestamp`, a decoded field, or `header.NAME`."""
+        ...
+
+    @property
+    def time_unit(self) -> str | None:
+        """What numbers count."""
+        ...
+
+    @property
+    def time_fallback(self) -> str | None:
+        """`timestamp`: a message without a time takes the stream's."""
+        ...
+
+
+def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTime | None:
+    """Return what reads `block.time`; None for the stream's timestamp. Raises ValueError with one line.
+
+    `decode` says how the messages' fields become columns; None: a decoder that is not known.
+    """
+    if config.time == layout.STREAM_TIME:
+        return None
+    field = not config.time.startswith(_HEADER)
+    if field and decode is not None:
+        if decode.format == "raw":
+            raise ValueError(f"decode.format raw has no field {quoted(config.time)}; use header.NAME, or decode")
+        if decode.columns:
+            _check_declared(config, decode)
+    texts = payload_texts(decode) if field else None
+    return EventTime(
+        config.time,
+        unit=config.time_unit,
+        fallback=config.time_fallback is not None,
+        texts=None if texts is None else texts([config.time]),
+    )
+
+
+def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
+    """Raise unless the declared columns have the field, of a type that can be a time."""
+    declared = [(layout.field_name(name), parse_type(column.type)) for name, column in decode.columns.items()]
+    like = pa.RecordBatch.from_arrays([pa.nulls(0, of) for _, of in declared], names=[name for name, _ in declared])
+    column = field_column(like, config.time)
+    if column is None:
+        raise ValueError(f"decode.columns has no {quoted(config.time)}")
+    types, of = pa.types, column.type
+    if types.is_timestamp(of) or types.is_date(of) or types.is_string(of):
+        return
+    if not (types.is_integer(of) or types.is_floating(of) or types.is_decimal(of)):
+        raise ValueError(f"{quoted(config.time)} is of type {of}, which is not a time")
+    if config.time_unit is None:
+        raise ValueError(f"{quoted(config.time)} is a number: set block.time_unit to s, ms, us or ns")
+
+
+class EventTime:
+    """Reads the time of each message from `setting`: a decoded field, by name or path, or `header.NAME`.
+
+    `unit` is what numbers count; without one, no number is a time. With `fallback`, a message without a time takes the
+    stream's timestamp. `texts` reads the field from payloads, where the types of columns depend on other messages.
+    """
+
+    def __init__(
+        self, setting: str, *, unit: str | None = None, fallback: bool = False, texts: FieldTexts | None = None
+    ) -> None:
+        self._setting, self._unit, self._fallback = setting, unit, fallback
+        self._header = setting.removeprefix(_HEADER) if setting.startswith(_HEADER) else None
+        self._texts = texts
+
+    def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
+        """Return a time for every row, and by row why it has none; such a row's time is the stream's timestamp."""
+        stamps = batch.column(layout.TIMESTAMP).cast(pa.int64())
+        values = self._values(batch, fields)
+        found = microseconds(values, self._unit)
+        wrong = {}
+        if found.null_count and not self._fallback:
+            missing = np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False)).tolist()
+            wrong = {row: one_line(self._reason(values, row)) for row in missing}
+        return pc.coalesce(found, stamps).cast(pa.timestamp("us", "UTC")), wrong
+
+    def _values(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Array:
+        if self._header is not None:
+            return header_values(batch.column(layout.HEADERS), self._header)
+        if self._texts is not None:
+            return self._read(self._texts, batch)
+        column = field_column(fields, self._setting)
+        return pa.nulls(len(batch)) if column is None else column
+
+    def _read(self, texts: FieldTexts, batch: MessageBatch) -> pa.StringArray:
+        """Read the field from payloads; null from one that cannot be read."""
+        try:
+            return texts(batch)[self._setting]
+        except Exception:
+            if len(batch) == 1:
+                return pa.nulls(1, pa.string())
+        return pa.concat_arrays([self._read(texts, batch.slice(row, 1)) for row in range(len(batch))])
+
+    def _reason(self, values: pa.Array, row: int) -> str:
+        name = quoted(self._setting)
+        if not values[row].is_valid:
+            return f"the message has no {name}, which block.time names"
+        numbers = "" if self._unit is None else f", or a number of {self._unit} since 1970"
+        value = values[row].as_py() if pa.types.is_string(values.type) else str(values[row])
+        return f"{name}: expected a time with a zone, from 1970 to 2199{numbers}, got {quoted(value)}"
+
+
+def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
+    """Return microseconds since 1970 of values that are times, null for others; `unit` is what numbers count."""
+    types, kind = pa.types, values.type
+    if types.is_dictionary(kind):
+        return microseconds(values.dictionary_decode(), unit)
+    if types.is_timestamp(kind):
+        return _scaled(values.cast(pa.int64()), _IN_A_SECOND[kind.unit])
+    if types.is_date32(kind):
+        return _scaled(pc.multiply(values.cast(pa.int32()).cast(pa.int64()), 86_400), 1)
+    if types.is_date64(kind):
+        return _scaled(values.cast(pa.int64()), 1_000)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return _of_texts(values.cast(pa.string()), unit)
+    if unit is None:
+        return pa.nulls(len(values), pa.int64())
+    if types.is_integer(kind):
+        return _scaled(values, _IN_A_SECOND[unit])
+    if types.is_floating(kind):
+        return _of_floats(values.cast(pa.float64()), _IN_A_SECOND[unit])
+    if types.is_decimal(kind):
+        return _of_decimals(values, _IN_A_SECOND[unit])
+    return pa.nulls(len(values), pa.int64())
+
+
+def _scaled(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
+    """Whole numbers of a unit as microseconds."""
+    found = numbers.fill_null(0).to_numpy(zero_copy_only=False)
+    right = numbers.is_valid().to_numpy(zero_copy_only=False) & (found >= 0) & (found < END * in_a_second)
+    found = np.where(right, found, 0).astype(np.int64)
+    factor, divisor = max(_MICROSECOND // in_a_second, 1), max(in_a_second // _MICROSECOND, 1)
+    return pa.array(found * factor // divisor, mask=~right)
+
+
+def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
+    """Numbers as microseconds, rounded, because most fractions have no exact binary form."""
+    found = numbers.to_numpy(zero_copy_only=False)
+    right = (found >= 0) & (found < END * in_a_second)  # neither is true of NaN
+    found = np.rint(np.where(right, found, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
+    return pa.array(found, mask=~(right & (found < END * _MICROSECOND)))
+
+
+def _of_decimals(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
+    """Decimals as microseconds; digits below are cut off. Arrow cannot compute with all of them."""
+    found = []
+    for number in numbers.to_pylist():
+        right = number is not None and 0 <= number < END * in_a_second
+        found.append(int(Fraction(number) * _MICROSECOND / in_a_second) if right else None)
+    return pa.array(found, pa.int64())
+
+
+def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:
+    upper = pc.ascii_upper(texts)
+    dated = _matching(upper, _RFC3339)
+    if dated.null_count > texts.null_count:
+        upper = pc.replace_substring_regex(upper, _LONGER, r"\1\2")
+        dated = _matching(upper, _RFC3339)
+    to = pa.timestamp("us", "UTC")
+    try:
+        times = dated.cast(to)
+    except pa.ArrowInvalid:  # such as 30 February
+        times = pa.concat_arrays([_times_of(dated.slice(row, 1), to) for row in range(len(dated))])
+    found = _scaled(times.cast(pa.int64()), _MICROSECOND)
+    return found if unit is None else pc.coalesce(found, _of_numbers(texts, unit))
+
+
+def _times_of(text: pa.StringArray, to: pa.DataType) -> pa.TimestampArray:
+    try:
+        return text.cast(to)
+    except pa.ArrowInvalid:
+        return pa.nulls(len(text), to)
+
+
+def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:
+    """Decimal text as microseconds, exactly; digits below are cut off."""
+    numbers = _matching(texts, _NUMBER)
+    whole = pc.replace_substring_regex(numbers, r"\..*", "").cast(pa.uint64())
+    digits = pc.utf8_rpad(pc.replace_substring_regex(numbers, r"\A[0-9]+\.?", ""), _DIGITS, "0")
+    part = pc.utf8_slice_codeunits(digits, 0, _DIGITS).cast(pa.int64())
+    return pc.add(_scaled(whole, _IN_A_SECOND[unit]), pc.divide(part, 1_000 * _IN_A_SECOND[unit]))
+
+
+def _matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
+    """The texts that match; null for the others."""
+    return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, pa.string()))

@@ -1,0 +1,392 @@
+"""NDJSON and CSV: read alike by every engine, proven by `verify`, and never half there."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pytest
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.verify.proof import verify
+from tests.support.nats_server import NatsServer
+from tests.support.running import STREAM, Command, Message, capture_all, config, objects, publish, rows, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., NatsServer]
+
+COUNT = 100_000
+TEXTS = (
+    *("", " ", '"', '""', '"quoted"', "a,b", "a\nb", "x\r\ny", "\r", "\\", '\\"', "\\n", " padded ", "é", "日本", "🚀"),
+    *(
+        "null",
+        "NULL",
+        "None",
+        "NaN",
+        "NA",
+        "N/A",
+        "#comment",
+        "'single'",
+        "tab\there",
+        "a;b|c",
+        "1",
+        "007",
+        "true",
+        "-",
+    ),
+    *("\u2028", "\u0085", '{"a": 1}', "[1]", "2026-05-01", "plain text", None),
+)
+COLUMNS = {
+    "id": "int64",
+    "text": "string",
+    "amount": "decimal(12,2)",
+    "ratio": "float64",
+    "at": "timestamp",
+    "flag": "bool",
+    "tags": "list<string>",
+}
+Row = tuple[int, str | None, Decimal | None, float | None, datetime | None, bool | None, str | None]
+EPOCH = datetime.fromtimestamp(0, UTC)
+BASE = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def values(count: int) -> Iterator[dict[str, Any]]:
+    source = random.Random(3)
+    for number in range(count):
+        yield {
+            "id": number if number else 2**62,
+            "text": source.choice(TEXTS),
+            "amount": None if number % 11 == 0 else f"{source.randrange(-(10**9), 10**9) / 100:.2f}",
+            "ratio": None if number % 13 == 0 else source.choice([0.1, 1e-7, 1e22, -2.5, source.random()]),
+            "at": (BASE + timedelta(microseconds=number * 1001)).isoformat() if number % 17 else None,
+            "flag": source.choice([True, False, None]),
+            "tags": source.choice([None, [], ["a", 'b"', "c,\n"], ["é", None]]),
+        }
+
+
+def messages(count: int) -> list[Message]:
+    return [("orders.new", json.dumps(each).encode(), None) for each in values(count)]
+
+
+def expected(count: int) -> list[Row]:
+    return sorted(
+        (
+            each["id"],
+            each["text"],
+            None if each["amount"] is None else Decimal(each["amount"]),
+            each["ratio"],
+            None if each["at"] is None else datetime.fromisoformat(each["at"]),
+            each["flag"],
+            None if each["tags"] is None else json.dumps(each["tags"], separators=(",", ":"), ensure_ascii=False),
+        )
+        for each in values(count)
+    )
+
+
+def missing(value: Any) -> bool:
+    return value is None or value is pd.NaT or (isinstance(value, float) and value != value)
+
+
+def row(found: Any) -> Row:
+    """A row as every engine gives it, with its own types for the same values."""
+    number, text, amount, ratio, at, flag, tags = (None if missing(each) else each for each in found)
+    if isinstance(amount, float):
+        amount = Decimal(f"{amount:.2f}")
+    elif amount is not None:
+        amount = Decimal(amount)
+    if isinstance(at, str):
+        at = datetime.fromisoformat(at)
+    if tags is not None and not isinstance(tags, str):
+        tags = json.dumps(list(tags), separators=(",", ":"), ensure_ascii=False)
+    if at is not None:
+        at = EPOCH + (at.replace(tzinfo=at.tzinfo or UTC) - EPOCH)  # Spark's are in the session's time zone, UTC
+    return (
+        int(number),
+        text,
+        amount,
+        None if ratio is None else float(ratio),
+        at,
+        None if flag is None else bool(flag),
+        tags,
+    )
+
+
+def captured(nats_server: Start, root: Path, kind: str, compression: str, count: int, **sections: Any) -> Any:
+    server = nats_server()
+    asyncio.run(publish(server.url, messages(count)))
+    sections = {
+        "decode": {"format": "json", "columns": COLUMNS},
+        "block": {"format": kind, "compression": compression, "max_messages": 30_000},
+        **sections,
+    }
+    found = config(server.url, root, key="", **sections)
+    asyncio.run(capture_all(found))
+    return found
+
+
+NAMES = list(COLUMNS)
+QUOTED = ", ".join(f'"{name}"' for name in NAMES)
+
+
+def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "csv", "none", COUNT)
+    files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
+    wanted = expected(COUNT)
+    assert all(path.endswith(".csv") for path in files)
+    types = {"amount": "DECIMAL(12,2)", "at": "TIMESTAMPTZ", "ratio": "DOUBLE", "flag": "BOOLEAN", "text": "VARCHAR"}
+    duck = duckdb.connect().execute(
+        f"SELECT {QUOTED} FROM read_csv({files}, nullstr='\\N', allow_quoted_nulls=false, "
+        f"hive_partitioning=false, types={types})"
+    )
+    assert sorted(map(row, duck.fetchall())) == wanted
+    overrides = {"amount": pl.Decimal(12, 2), "at": pl.Datetime("us", "UTC"), "ratio": pl.Float64, "text": pl.String}
+    polars = pl.concat(pl.read_csv(path, null_values="\\N", schema_overrides=overrides) for path in files)
+    assert sorted(map(row, polars.select(NAMES).rows())) == wanted
+    frames = [
+        pd.read_csv(
+            path,
+            keep_default_na=False,
+            na_values=["\\N"],
+            float_precision="round_trip",
+            dtype={"id": "int64", "text": str, "tags": str},
+        )
+        for path in files
+    ]
+    pandas = pd.concat(frames)[NAMES].astype(object)
+    assert sorted(map(row, pandas.itertuples(index=False))) == wanted
+    assert asyncio.run(verify(settings)).complete
+
+
+def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "ndjson", "gzip", COUNT)
+    files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
+    wanted = expected(COUNT)
+    assert all(path.endswith(".ndjson.gz") for path in files)
+    types = {
+        "id": "BIGINT",
+        "text": "VARCHAR",
+        "amount": "DECIMAL(12,2)",
+        "ratio": "DOUBLE",
+        "at": "TIMESTAMPTZ",
+        "flag": "BOOLEAN",
+        "tags": "VARCHAR[]",
+    }
+    duck = duckdb.connect().execute(
+        f"SELECT {QUOTED} FROM read_json({files}, format='newline_delimited', columns={types}, hive_partitioning=false)"
+    )
+    assert sorted(map(row, duck.fetchall())) == wanted
+    schema = {
+        "id": pl.Int64,
+        "text": pl.String,
+        "amount": pl.Float64,
+        "ratio": pl.Float64,
+        "at": pl.String,
+        "flag": pl.Boolean,
+        "tags": pl.List(pl.String),
+    }
+    polars = pl.concat(pl.read_ndjson(gzip.decompress(Path(path).read_bytes()), schema=schema) for path in files)
+    assert sorted(map(row, polars.select(NAMES).rows())) == wanted
+    pandas = pd.concat(
+        [pd.read_json(path, lines=True, dtype=False, convert_dates=False, precise_float=True) for path in files]
+    )[NAMES].astype(object)
+    assert sorted(map(row, pandas.itertuples(index=False))) == wanted
+    assert asyncio.run(verify(settings)).complete
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["csv", "ndjson"])
+def test_100_000_rows_of_text_are_read_alike_by_spark(
+    nats_server: Start, tmp_path: Path, spark: SparkSession, kind: str
+) -> None:
+    captured(nats_server, tmp_path / "archive", kind, "gzip", COUNT)
+    url = f"file://{tmp_path}/archive/{STREAM}"
+    tags = "array<string>" if kind == "ndjson" else "string"
+    # the columns of a CSV file are found by their place, so the envelope's are named as well
+    envelope = (
+        f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
+        f"{layout.DELIVERED} int, {layout.HEADERS} string"
+    )
+    schema = (
+        f"{envelope}, id long, text string, amount decimal(12,2), ratio double, at timestamp, flag boolean, tags {tags}"
+    )
+    reader = spark.read.schema(schema).option("mode", "FAILFAST")
+    if kind == "csv":
+        frame = reader.options(header=True, multiLine=True, escape='"', nullValue="\\N", lineSep="\n").csv(url)
+    else:
+        frame = reader.json(url)
+    found = frame.select(*NAMES).toPandas().astype(object)
+    assert sorted(map(row, found.itertuples(index=False))) == expected(COUNT)
+
+
+@pytest.mark.parametrize(("kind", "compression"), [("csv", "gzip"), ("ndjson", "zstd")])
+def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
+    nats_server: Start, tmp_path: Path, kind: str, compression: str
+) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    count = 20_000
+    asyncio.run(publish(server.url, messages(count)))
+    sections: dict[str, Any] = {
+        "source": {"ack_wait": "3s", "batch": 500},
+        "decode": {"format": "json", "columns": COLUMNS},
+        "block": {"format": kind, "compression": compression, "max_messages": 700},
+        "key": "",
+    }
+    with Command(tmp_path, settings(server.url, root, **sections)) as capture:
+        for moment in range(5):
+            capture.start()
+            before = stored(root)
+            deadline = time.monotonic() + 120
+            while len(stored(root)) <= len(before) + moment and time.monotonic() < deadline:
+                if capture.process.poll() is not None:
+                    break
+                time.sleep(0.002)
+            capture.kill()
+            for path in stored(root):
+                whole(root / path)
+        capture.start("--until-caught-up")
+        assert capture.wait() == 0
+    report = asyncio.run(verify(config(server.url, root, **sections)))
+    assert report.complete
+    assert report.stored == count
+    assert not report.damaged
+    found = {each["id"]: each["text"] for path in stored(root) for each in whole(root / path)}
+    assert found == {each["id"]: each["text"] for each in values(count)}
+    mark = watermark.decode((root / watermark.path(STREAM)).read_bytes())
+    assert mark.seq == count
+    assert layout.parse_path(mark.last_object[0] if mark.last_object else "") is not None
+
+
+def stored(root: Path) -> set[str]:
+    """The paths of all objects; what a killed process leaves is hidden."""
+    paths = (path.relative_to(root).as_posix() for path in root.rglob("*-*-*-*-*.*") if not path.name.startswith("."))
+    return {path for path in paths if layout.parse_path(path)}
+
+
+def whole(path: Path) -> list[dict[str, Any]]:
+    """The rows of an object, which is not cut off anywhere."""
+    name = path.name
+    if ".csv" in name:
+        table = pl.read_csv(path, null_values="\\N", schema_overrides={"text": pl.String, "amount": pl.String})
+    else:
+        table = pl.read_ndjson(path, schema={"id": pl.Int64, "text": pl.String})
+    assert len(table) == int(name.split("-")[3])
+    return table.select("id", "text").to_dicts()
+
+
+def test_verify_finds_what_is_missing_or_damaged_in_text(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    settings = captured(
+        nats_server, root, "csv", "none", 300, block={"format": "csv", "compression": "none", "max_messages": 100}
+    )
+    first, second, third = sorted(objects(root), key=lambda name: name.first_seq)
+    (root / second.path).unlink()
+    text = (root / third.path).read_bytes()
+    (root / third.path).write_bytes(text[: text.rindex(b"\n", 0, -1) + 1])  # without its last row
+    report = asyncio.run(verify(settings))
+    assert not report.complete
+    assert report.missing == 200
+    assert [each.path for each in report.damaged] == [third.path]
+    assert "99 rows, and its name says 100" in report.damaged[0].reason
+
+    (root / third.path).write_bytes(text.replace(b",300,", b",299,", 1) if b",300," in text else text[:-5])
+    (damage,) = asyncio.run(verify(settings)).damaged
+    assert damage.path == third.path
+    (root / third.path).write_bytes(text)
+    (root / first.path).write_bytes(text)  # another object's content
+    (damage,) = asyncio.run(verify(settings)).damaged
+    assert damage.path == first.path
+
+
+def test_text_keeps_payloads_only_on_request(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.new", b'{"id": 1}', [("A", "1"), ("A", "2")])]))
+    decode = {"format": "json", "columns": {"id": "int64"}}
+    for keep, name in ((None, "without"), (True, "with")):
+        found = config(
+            server.url,
+            tmp_path / name,
+            source={"consumer": name},
+            decode=decode | ({} if keep is None else {"keep_payload": keep}),
+            block={"format": "ndjson", "compression": "none"},
+        )
+        asyncio.run(capture_all(found))
+        (path,) = objects(tmp_path / name)
+        line = json.loads((tmp_path / name / path.path).read_text())
+        assert line.get(layout.PAYLOAD) == ("eyJpZCI6IDF9" if keep else None)
+        assert line[layout.HEADERS] == {"A": ["1", "2"]}
+        assert line["id"] == 1
+        assert line[layout.TIMESTAMP].endswith("Z")
+
+
+@pytest.mark.spark
+def test_an_archive_whose_format_was_changed_is_proven_and_its_parquet_can_still_be_read(
+    nats_server: Start, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from spark_jobs.archive import read_archive
+    from spark_jobs.compact import compact
+    from spark_jobs.replaying.origin import origin_of
+    from spark_jobs.report import report
+
+    server, root = nats_server(), tmp_path / "archive"
+    url = f"file://{root}"
+    decode = {"format": "json", "columns": COLUMNS}
+    all_of_them = messages(400)
+    formats = [("csv", "gzip"), ("parquet", "zstd"), ("ndjson", "none"), ("parquet", "none")]
+    for index, (kind, compression) in enumerate(formats):
+        asyncio.run(publish(server.url, all_of_them[index * 100 : (index + 1) * 100]))
+        found = config(server.url, root, decode=decode, key="", block={"format": kind, "compression": compression})
+        asyncio.run(capture_all(found))
+        if index == 0:
+            with pytest.raises(
+                JetcaptureError, match=r"1 object of stream ORDERS in csv\.gz, and only Parquet can be read$"
+            ):
+                read_archive(spark, url, STREAM)
+            with pytest.raises(JetcaptureError, match="no Parquet objects of stream ORDERS"):
+                compact(spark, url, STREAM)
+            with pytest.raises(JetcaptureError, match="is not in Parquet, and reports are about Parquet"):
+                report(spark, url, STREAM)
+        proof = asyncio.run(verify(found))
+        assert proof.complete
+        assert proof.stored == (index + 1) * 100
+    with pytest.raises(JetcaptureError, match=r"2 objects of stream ORDERS in csv\.gz, ndjson, .*parquet_only=True"):
+        read_archive(spark, url, STREAM)
+    seqs = [each[0] for each in read_archive(spark, url, STREAM, parquet_only=True).select(layout.SEQ).collect()]
+    assert sorted(seqs) == [*range(101, 201), *range(301, 401)]
+    told: list[str] = []
+    before = {name for name in objects(root) if not name.parquet}
+    compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True, tell=told.append)
+    assert told[0] == "left alone, because only Parquet is compacted: 2 other objects"
+    assert before <= set(objects(root))
+    assert "2 objects in other formats than Parquet are not in this report." in report(spark, url, STREAM)
+    assert origin_of(url, STREAM, {}).stream == STREAM
+    assert asyncio.run(verify(found)).complete
+
+
+def test_quarantined_messages_are_in_parquet_beside_text(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.new", payload, None) for payload in (b'{"id": 1}', b"\xff")]))
+    found = config(
+        server.url, root, decode={"format": "json", "columns": {"id": "int64"}}, block={"format": "csv"}, key=""
+    )
+    asyncio.run(capture_all(found))
+    names: dict[bool, ObjectName] = {name.quarantine: name for name in objects(root)}
+    assert names[False].suffix == ".csv.gz"
+    assert names[True].parquet
+    (bad,) = rows(root, quarantine=True)
+    assert bad[layout.PAYLOAD] == b"\xff"
+    assert asyncio.run(verify(found)).complete

@@ -1,0 +1,111 @@
+"""The proof of objects that are not Parquet: by their rows, by their names, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.errors import ConfigError
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
+from tests.support.nats_server import NatsServer
+from tests.support.running import STREAM, capture_all, config, objects, publish
+
+Start = Callable[..., NatsServer]
+
+HERE = "tests.integration.verify.test_other_formats"
+
+
+class Lines:
+    """A user's writer that cannot read."""
+
+    suffix = ".lines"
+
+    def write(self, table: pa.Table) -> bytes:
+        rows = zip(table[layout.SEQ].to_pylist(), table[layout.TIMESTAMP].cast(pa.int64()).to_pylist(), strict=True)
+        return "".join(f"{seq} {time}\n" for seq, time in rows).encode()
+
+
+class ReadableLines(Lines):
+    """The same, which can."""
+
+    def read(self, data: pa.Buffer) -> pa.Table:
+        rows = [line.split() for line in data.to_pybytes().decode().splitlines()]
+        times = pa.array([int(time) for _, time in rows]).cast(pa.timestamp("us", "UTC"))
+        return pa.table({layout.SEQ: [int(seq) for seq, _ in rows], layout.TIMESTAMP: times})
+
+
+def captured(nats_server: Start, root: Path, writer: str, subjects: str = "a", **sections: Any) -> Any:
+    """A capture of 60 messages, one by one of each of `subjects`."""
+    server = nats_server()
+    sent = [(f"orders.{subjects[index % len(subjects)]}", b"x", None) for index in range(60)]
+    asyncio.run(publish(server.url, sent))
+    found = config(server.url, root, block={"format": f"{HERE}:{writer}"}, **{"key": "", **sections})
+    asyncio.run(capture_all(found))
+    return found
+
+
+def proof(settings: Any) -> Report:
+    return asyncio.run(verify(settings))
+
+
+def test_what_a_writer_reads_is_proven_by_its_rows(nats_server: Start, tmp_path: Path) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "ReadableLines", "ab", key="{subject[1]}")
+    found = proof(settings)
+    assert found.complete
+    assert found.stored == 60
+    assert not any("names" in note for note in found.unchecked)
+    first, second = objects(tmp_path / "archive")
+    lines = (tmp_path / "archive" / first.path).read_bytes().splitlines(keepends=True)
+    for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1]):
+        (tmp_path / "archive" / first.path).write_bytes(b"".join(broken))
+        found = proof(settings)
+        assert not found.complete
+        assert [each.path for each in found.damaged] == [first.path]
+        assert found.missing == 30
+    (tmp_path / "archive" / first.path).write_bytes(b"".join(lines))
+    (tmp_path / "archive" / second.path).unlink()
+    assert proof(settings).missing == 30
+
+
+def test_what_a_writer_does_not_read_holds_what_its_name_says_and_the_report_says_so(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "Lines")
+    found = proof(settings)
+    assert found.complete
+    assert found.stored == 60
+    assert any(note.startswith("1 object in a format whose writer does not read") for note in found.unchecked)
+
+
+def test_an_object_that_nothing_reads_proves_nothing_where_its_name_leaves_it_open(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "Lines", "ab", key="{subject[1]}")
+    found = proof(settings)
+    assert not found.complete
+    assert found.missing == 60
+
+
+def test_a_file_in_a_format_that_the_configuration_does_not_name_is_foreign(nats_server: Start, tmp_path: Path) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "ReadableLines")
+    (name,) = objects(tmp_path / "archive")
+    other = settings.model_copy(update={"block": settings.block.model_copy(update={"format": "parquet"})})
+    found = proof(other)
+    assert found.foreign == (name.path,)
+    assert found.missing == 60
+    assert name.path.startswith(STREAM)
+
+
+def test_a_writer_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    settings = config("nats://127.0.0.1:4222", tmp_path, block={"format": "no_such_module:x"})
+    with pytest.raises(ConfigError, match=r"block\.format: cannot import no_such_module:x"):
+        proof(settings)
+    with pytest.raises(ConfigError, match=r"block\.format: cannot import no_such_module:x"):
+        asyncio.run(capture_all(settings))

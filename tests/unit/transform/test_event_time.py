@@ -1,0 +1,208 @@
+"""Buckets that are made of a time of the message's own."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.model import BlockConfig, DecodeConfig
+from jetcapture_py.transform.batch import Decoded, MessageBatch
+from jetcapture_py.transform.decode import RawDecoder, make_decoder
+from jetcapture_py.transform.event_time import EventTime, make_event_time
+from jetcapture_py.transform.keys import make_key
+from jetcapture_py.transform.prepare import Prepared, Preparer
+from tests.unit.transform.test_prepare import Sent, faults, received, seqs
+
+NOON = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
+FIELDS: dict[str, Any] = {"format": "json", "columns": {"at": "timestamp", "id": "int64"}}
+
+
+def prepare(
+    *messages: Sent, time: str, decode: dict[str, Any] | None = None, decoder: Any = None, **block: Any
+) -> Prepared:
+    decoding = DecodeConfig.model_validate(decode or {"format": "raw"})
+    preparer = Preparer(
+        stream="S",
+        consumer="C",
+        decoder=decoder or make_decoder(decoding),
+        key=make_key("", decoding),
+        interval=900,
+        keep_payload=True,
+        time=make_event_time(BlockConfig(time=time, **block), None if decoder else decoding),
+    )
+    prepared = preparer(received(*messages))
+    prepared.rows.validate(full=True)
+    return prepared
+
+
+def header(value: str) -> Sent:
+    return Sent(headers=f"NATS/1.0\r\nX-Time: {value}\r\n\r\n".encode())
+
+
+def sent(**fields: Any) -> Sent:
+    return Sent(json.dumps(fields).encode())
+
+
+def places(prepared: Prepared) -> dict[int, int]:
+    """The bucket of each message."""
+    return {seq: run.bucket for run in prepared.runs for seq in seqs(prepared.rows.slice(run.start, run.length))}
+
+
+def errors(prepared: Prepared) -> list[str]:
+    return list(prepared.quarantine.column(layout.ERROR).to_pylist())
+
+
+def test_a_bucket_is_made_of_a_declared_field() -> None:
+    found = prepare(
+        sent(at="2026-05-01T12:14:59.999999Z"), sent(at="2026-05-01T14:15:00+02:00"), time="at", decode=FIELDS
+    )
+    assert places(found) == {1: NOON, 2: NOON + 900}
+    assert found.rows.column(layout.TIME).cast(pa.int64()).to_pylist() == [
+        NOON * 10**6 + 899_999_999,
+        NOON * 10**6 + 900_000_000,
+    ]
+
+
+def test_a_bucket_is_made_of_a_header() -> None:
+    found = prepare(header("2026-05-01T12:00:00Z"), header("2026-05-01T11:59:59Z"), time="header.X-Time")
+    assert places(found) == {1: NOON, 2: NOON - 900}
+
+
+def test_a_bucket_is_made_of_a_field_inside_of_another() -> None:
+    decode = {"format": "json", "columns": {"meta": "struct<at: timestamp>"}}
+    assert places(prepare(sent(meta={"at": "2026-05-01T12:00:00Z"}), time="meta.at", decode=decode)) == {1: NOON}
+
+
+def test_inferred_fields_are_read_from_the_message_alone() -> None:
+    messages = [sent(at="2026-05-01T12:00:00Z"), sent(at=NOON), sent(at={"deep": 1}), sent(at=f"{NOON + 900}.5")]
+    found = prepare(*messages, time="at", time_unit="s", decode={"format": "json"})
+    assert places(found) == {1: NOON, 2: NOON, 4: NOON + 900}
+    assert faults(found) == {3: "time"}
+
+
+def test_an_inferred_number_keeps_its_digits_beside_a_message_with_a_fraction() -> None:
+    found = prepare(
+        sent(at=(NOON + 900) * 10**9 - 1), sent(at=0.5), time="at", time_unit="ns", decode={"format": "json"}
+    )
+    assert places(found) == {1: NOON, 2: 0}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_number_counts_the_configured_unit(unit: str) -> None:
+    number = NOON * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    decode = {"format": "json", "columns": {"at": "int64"}}
+    assert places(prepare(sent(at=number), time="at", time_unit=unit, decode=decode)) == {1: NOON}
+    assert places(prepare(header(str(number)), time="header.X-Time", time_unit=unit)) == {1: NOON}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "soon", "2026-05-01", "2026-05-01T12:00:00", "2026-02-30T00:00:00Z", "0001-01-01T00:00:00Z"),
+        *("9999-12-31T23:59:59Z", "1969-12-31T23:59:59Z", "2200-01-01T00:00:00Z", "1777636800"),
+    ],
+)
+def test_a_message_without_a_sane_time_is_quarantined_alone(value: str) -> None:
+    found = prepare(header("2026-05-01T12:00:00Z"), header(value), Sent(), time="header.X-Time")
+    assert places(found) == {1: NOON}
+    assert faults(found) == {2: "time", 3: "time"}
+    assert {run.bucket for run in found.quarantine_runs} == {900}, "the quarantine's buckets are of the stream's time"
+    unreadable, missing = errors(found)
+    assert value in unreadable
+    assert missing == 'the message has no "header.X-Time", which block.time names'
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "1e9", "99999999999999999999", "Infinity"])
+def test_a_number_that_is_no_sane_time_is_quarantined(value: str) -> None:
+    assert faults(prepare(header(value), time="header.X-Time", time_unit="ms")) == {1: "time"}
+
+
+def test_with_the_fallback_a_message_without_a_time_takes_the_streams() -> None:
+    messages = [header("2026-05-01T12:00:00Z"), header("soon"), Sent(seconds=2000)]
+    found = prepare(*messages, time="header.X-Time", time_fallback="timestamp")
+    assert places(found) == {1: NOON, 2: 900, 3: 1800}
+    times = dict(zip(seqs(found.rows), found.rows.column(layout.TIME).cast(pa.int64()).to_pylist(), strict=True))
+    assert times == {1: NOON * 10**6, 2: 1000 * 10**6, 3: 2000 * 10**6}
+    assert not found.quarantine_runs
+
+
+def test_late_and_early_messages_are_in_their_own_buckets() -> None:
+    messages = [header(f"2026-05-01T{hour:02}:00:00Z") for hour in (12, 9, 23, 12)]
+    found = prepare(*messages, time="header.X-Time")
+    assert places(found) == {1: NOON, 2: NOON - 3 * 3600, 3: NOON + 11 * 3600, 4: NOON}
+    assert len(found.runs) == 3
+
+
+class Lines:
+    """Gives a row for each line: the time of some is no time."""
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        lines = [payload.decode().split() for payload in batch.column(layout.PAYLOAD).to_pylist()]
+        values = pa.array([line for each in lines for line in each], pa.string())
+        messages = pa.array([index for index, each in enumerate(lines) for _ in each], pa.int32())
+        return Decoded(fields=pa.RecordBatch.from_arrays([values], names=["at"]), messages=messages)
+
+
+def test_all_rows_of_a_message_go_where_its_first_row_belongs() -> None:
+    messages = [
+        Sent(b"2026-05-01T12:00:00Z 2026-05-02T12:00:00Z soon"),
+        Sent(b"soon 2026-05-01T12:00:00Z"),
+        Sent(b"2026-05-01T12:15:00Z"),
+    ]
+    found = prepare(*messages, time="at", decoder=Lines())
+    assert places(found) == {1: NOON, 3: NOON + 900}
+    assert seqs(found.rows) == [1, 1, 1, 3]
+    assert found.rows.column(layout.TIME).cast(pa.int64()).to_pylist() == [NOON * 10**6] * 3 + [(NOON + 900) * 10**6]
+    assert faults(found) == {2: "time"}
+
+
+def test_each_line_of_a_payload_is_in_the_bucket_of_the_first() -> None:
+    payload = b'{"at": "2026-05-01T12:00:00Z"}\n{"at": "2026-05-01T13:00:00Z"}\n'
+    for columns in ({}, {"at": "timestamp"}):
+        decode = {"format": "json", "rows": "lines", "columns": columns}
+        found = prepare(Sent(payload), header("x"), Sent(b'{"at": 1}'), time="at", decode=decode)
+        assert places(found) == {1: NOON}
+        assert seqs(found.rows) == [1, 1]
+        assert set(faults(found)) == {2, 3}
+
+
+def test_a_payload_that_cannot_be_read_again_has_no_time() -> None:
+    def texts(batch: MessageBatch) -> dict[str, pa.StringArray]:
+        payloads = batch.column(layout.PAYLOAD).to_pylist()
+        if b"bad" in payloads:
+            raise ValueError("bad")
+        return {"at": pa.array([payload.decode() for payload in payloads], pa.string())}
+
+    times = EventTime("at", texts=texts)
+    parts: dict[str, Any] = {"stream": "S", "consumer": "C", "decoder": RawDecoder(), "key": make_key("")}
+    preparer = Preparer(**parts, interval=900, keep_payload=True, time=times)
+    found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
+    assert places(found) == {1: NOON, 3: NOON + 900}
+    assert faults(found) == {2: "time"}
+
+
+def test_buckets_of_the_streams_time_have_no_column_for_it() -> None:
+    preparer = Preparer(
+        stream="S", consumer="C", decoder=RawDecoder(), key=make_key(""), interval=900, keep_payload=True
+    )
+    assert layout.TIME not in preparer(received(Sent())).rows.schema.names
+
+
+@pytest.mark.parametrize(
+    ("time", "decode", "problem"),
+    [
+        ("at", {"format": "raw"}, 'decode.format raw has no field "at"'),
+        ("when", FIELDS, 'decode.columns has no "when"'),
+        ("id", FIELDS, '"id" is a number: set block.time_unit'),
+        ("ok", {"format": "json", "columns": {"ok": "bool"}}, '"ok" is of type bool, which is not a time'),
+        ("at.x", FIELDS, 'decode.columns has no "at.x"'),
+    ],
+)
+def test_a_field_that_cannot_be_a_time_is_refused_at_the_start(time: str, decode: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        make_event_time(BlockConfig(time=time), DecodeConfig.model_validate(decode))
