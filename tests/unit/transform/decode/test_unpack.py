@@ -109,6 +109,7 @@ def test_a_bomb_takes_no_memory_beyond_the_limit(name: str, compress: Any) -> No
     config = decode_settings(format="json", compression=name, max_inflated=1 << 20, columns=COLUMNS)
     decoder = make_decoder(config)
     good = compress(b'{"a": 1}')
+    assert outcomes(decoder.decode(batch_of([good])), 1) == [{"a": 1}]  # and whatever that imports
     pool, before = pa.default_memory_pool(), pa.default_memory_pool().max_memory()
     tracemalloc.start()
     rows = outcomes(decoder.decode(batch_of([bomb, good] * 20)), 40)
