@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
+import gzip
 import io
 import json
 import os
@@ -36,6 +38,7 @@ from jetcapture_py.config.units import parse_size
 from jetcapture_py.monitoring.http import TIMEOUT
 from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.commands import check_job
+from tests.support.documents import blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import consumer, publish, rows, settings, until
 
@@ -226,6 +229,35 @@ def test_the_custom_decoder_gives_a_row_for_each_reading(
         2: "15 bytes are not one or more readings of 16",
         3: "0 bytes are not one or more readings of 16",
     }
+
+
+def test_the_example_of_jet_capture_gives_gzipped_csv_in_one_folder_per_region(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server = nats_server()
+    people = [
+        ("Ada", "Lovelace", "eu"),
+        ("Grace", 'Hopper, "Amazing"', "us"),
+        ("Edsger", "Dijkstra", "eu"),
+        ("Line\nbreak", "Müller", "eu"),
+    ]
+    names = ("first_name", "last_name", "region")
+    sent = [("people", json.dumps(dict(zip(names, person, strict=True))).encode(), None) for person in people]
+    asyncio.run(publish(server.url, [*sent, ("people", b"not JSON", None)], subjects=("people",)))
+    text = (EXAMPLES / "from-jet-capture.yaml").read_text()
+    (shown,) = (block.text for block in blocks("docs/coming-from.md", "yaml"))
+    assert text.endswith(f"\n\n{shown}"), "the page shows another example"
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        text.replace("nats://127.0.0.1:4222", server.url).replace("/var/lib/jetcapture", str(tmp_path / "backup"))
+    )
+    jetcapture(path, {})
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for file in (tmp_path / "backup").glob("*/ORDERS/key=*/date=*/hour=*/*.csv.gz"):
+        region = file.relative_to(tmp_path / "backup").parts[0]
+        with gzip.open(file, "rt", encoding="utf-8", newline="") as opened:
+            found[region] = [tuple(row[name] for name in names) for row in csv.DictReader(opened)]
+    assert found == {region: [each for each in people if each[2] == region] for region in ("eu", "us")}
 
 
 def test_the_own_store_and_the_function_for_stored_objects_have_every_object(
