@@ -42,6 +42,7 @@ _ROWS_OF_A_SCAN = 100_000
 """Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
 _ATTEMPTS = 3
+_TIME_TYPE = "spark.sql.timeType.enabled"
 
 
 def read_archive(
@@ -208,6 +209,10 @@ def _read(
     sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
     schemas, numbers = archive.schemas(names, listing)
     table = Table(schemas, archive.quarantine, columns, sensitive)
+    if table.times and archive.spark.conf.get(_TIME_TYPE, "false") != "true":
+        raise JetcaptureError(
+            f"column {table.times[0]} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
+        )
     parts: dict[ObjectName, list[Range]] = {}
     if dedupe == "auto" and shared and not table.several_rows:
         resolved = resolve(shared, archive.identities)

@@ -87,6 +87,8 @@ class Table:
             for folded, (name, kind) in stored.items():
                 self._names.setdefault(folded, name)
                 types[folded][kind] = None
+        self.times = [name for each in self._stored for name, kind in each.values() if _has_time(kind)]
+        """Columns with a time of day, which Spark reads only if `spark.sql.timeType.enabled` is set."""
         first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
         ordered = sorted(types, key=lambda folded: first.get(folded, len(first)))
         self._target = {folded: _target(list(types[folded]), self._fold) for folded in ordered}
@@ -265,6 +267,10 @@ def _check_fields(column: str, kind: st.DataType, fold: Fold) -> None:
                     f"column {column} has fields {first} and {name}, which differ in case only: "
                     "set spark.sql.caseSensitive=true"
                 )
+
+
+def _has_time(kind: st.DataType) -> bool:
+    return isinstance(kind, st.TimeType) or any(map(_has_time, inner_types(kind)))
 
 
 def _has_null(kind: st.DataType) -> bool:

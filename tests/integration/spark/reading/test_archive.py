@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -334,10 +334,23 @@ class TestDrift:
         expected = [*layout.ENVELOPE, layout.ROW, "z", "a", *layout.PARTITIONS]
         assert read_archive(spark, archive.url, "ORDERS").columns == expected
 
+    def test_a_time_of_day_needs_a_session_that_knows_times_or_is_left_out(
+        self, spark: SparkSession, archive: Archive, request: pytest.FixtureRequest
+    ) -> None:
+        archive.write([1], clock=pa.array([1], pa.time64("us")))
+        with pytest.raises(JetcaptureError, match="column clock is a time of day: set spark"):
+            read_archive(spark, archive.url, "ORDERS")
+        assert read_archive(spark, archive.url, "ORDERS", columns=[layout.SEQ]).count() == 1
+        request.addfinalizer(lambda: spark.conf.unset("spark.sql.timeType.enabled"))
+        spark.conf.set("spark.sql.timeType.enabled", "true")
+        assert [str(row["clock"]) for row in read_archive(spark, archive.url, "ORDERS").collect()] == [
+            "00:00:00.000001"
+        ]
+
     def test_a_type_that_spark_cannot_read_is_named_and_can_be_left_out(
         self, spark: SparkSession, archive: Archive
     ) -> None:
-        archive.write([1], clock=pa.array([1], pa.time64("us")))
+        archive.write([1], clock=pa.array([1], pa.time64("ns")))
         with pytest.raises(JetcaptureError, match="column clock is time64"):
             read_archive(spark, archive.url, "ORDERS")
         assert read_archive(spark, archive.url, "ORDERS", columns=[layout.SEQ]).count() == 1
