@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -204,10 +203,9 @@ async def check_permissions(session: ReadSession, config: Config, findings: Find
         if await _denied(session, f"{api.prefix}.CONSUMER.MSG.NEXT.{name}", pull):
             missing.append(f"{api.prefix}.CONSUMER.MSG.NEXT.{name}")
     ack = f"$JS.ACK.{name}.1.0.0.0.0"
-    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+    with contextlib.suppress(nats.errors.Error, OSError, ApiError, UnavailableError):
         await session.connection.publish(ack, b"+WPI")
-        await session.connection.flush(int(_ANSWER))
-        await asyncio.sleep(0)
+        await api.request("INFO")  # the answer comes after a refusal; that of a PING may come before
     if any(each.about(ack) for each in denied):
         missing.append(f"$JS.ACK.{name}.>")
     listeners.pop()
