@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
