@@ -37,13 +37,15 @@ MOST_NULLS = 4
 class Block:
     """The messages of one (key, bucket) that become one object; `opened` is the time of its first message.
 
-    `bytes` is its share of the chunks, of which `away` lies in files. As one table, its rows have all of `columns`, for
-    which the chunks hold `filled` bytes already; `items` counts what is in lists. Once it is sealed, `table_bytes` is
-    the size of that table, and `sealed_at` when it was handed on.
+    `rows` is more than `messages` where messages have several. `bytes` is its share of the chunks, of which `away` lies
+    in files. As one table, its rows have all of `columns`, for which the chunks hold `filled` bytes already; `items`
+    counts what is in lists. Once it is sealed, `table_bytes` is the size of that table, and `sealed_at` when it was
+    handed on.
     """
 
     id: BlockId
     opened: float
+    messages: int = 0
     rows: int = 0
     bytes: int = BLOCK_OVERHEAD
     away: int = 0
@@ -75,13 +77,13 @@ class Block:
         return [chunk.run(index) for chunk, index in self._pieces]
 
     def replies(self) -> list[pa.BinaryArray]:
-        """Return the ack subjects of the block's messages, also after `release`."""
-        return [batch.column(REPLY) for batch in self.batches()] if self._replies is None else [self._replies]
+        """Return the ack subject of each of the block's messages, also after `release`."""
+        return [_replies(batch).column(0) for batch in self.batches()] if self._replies is None else [self._replies]
 
     def release(self) -> None:
         """Free the rows' memory; keep only the ack subjects."""
         if self._replies is None:
-            self._replies = concat([batch.select([REPLY]) for batch in self.batches()]).column(0)
+            self._replies = concat([_replies(batch) for batch in self.batches()]).column(0)
         for chunk, index in self._pieces:
             chunk.release(index)
         self._pieces = []
@@ -99,13 +101,13 @@ class SealRules:
 class Blocks:
     """All blocks that are not acknowledged yet: open ones, and sealed ones being stored.
 
-    `rows` and `bytes` count what is open, `unacked` all rows; `memory` is what their columns hold.
+    `messages`, `rows` and `bytes` count what is open, `unacked` all messages; `memory` is what their columns hold.
     """
 
     def __init__(self, rules: SealRules) -> None:
         self.rules = rules
         self.memory = ChunkMemory()
-        self.rows = self.bytes = self.unacked = 0
+        self.messages = self.rows = self.bytes = self.unacked = 0
         self._open: dict[BlockId, Block] = {}  # in the order of opening
         self._sealed: dict[Block, None] = {}
 
@@ -158,7 +160,8 @@ class Blocks:
                 owners.append(block)
                 sizes.append(int(count * row[0]))
                 held.append(int(count * row[1]))
-                self._grow(block, count, sizes[-1], columns, held[-1])
+                messages = count if numbers is None else count - int(np.count_nonzero(numbers[start : start + count]))
+                self._grow(block, (messages, count), sizes[-1], columns, held[-1])
                 start += count
                 if block.rows >= self.rules.max_rows:
                     full += self.seal([block], "messages")
@@ -190,14 +193,18 @@ class Blocks:
             self.bytes += block.bytes
         return block
 
-    def _grow(self, block: Block, rows: int, size: int, columns: int, items: int) -> None:
+    def _grow(self, block: Block, more: tuple[int, int], size: int, columns: int, items: int) -> None:
+        """Count what is added to a block; `more` are messages and rows."""
+        messages, rows = more
+        block.messages += messages
         block.rows += rows
         block.bytes += size
         block.items += items
         block.filled += self.memory.widths.null_bytes(columns, rows, items)
+        self.messages += messages
         self.rows += rows
         self.bytes += size
-        self.unacked += rows
+        self.unacked += messages
 
     def _padding(self, columns: int, less: int, rows: float, items: float) -> float:
         """Return the bytes of nulls that rows with the columns `less` need for all of `columns`."""
@@ -258,6 +265,7 @@ class Blocks:
             block.table_bytes = self._table_bytes(block)
             del self._open[block.id]
             self._sealed[block] = None
+            self.messages -= block.messages
             self.rows -= block.rows
             self.bytes -= block.bytes
             self.memory.open_away -= block.away
@@ -277,24 +285,32 @@ class Blocks:
         """Seal every open block."""
         return self.seal(list(self._open.values()), reason)
 
-    def seal_most(self, *, rows: int = 0, size: int = 0, blocks: int = 0, most: int = 1 << 30) -> list[Block]:
-        """Seal the largest blocks until `rows` rows, `size` bytes and `blocks` blocks are sealed, at most `most`."""
-        if most <= 0 or (rows <= 0 and size <= 0 and blocks <= 0):
+    def seal_most(self, *, messages: int = 0, size: int = 0, blocks: int = 0, most: int = 1 << 30) -> list[Block]:
+        """Seal the largest blocks, at most `most`, until this much is sealed: messages, bytes (`size`) and blocks."""
+        if most <= 0 or (messages <= 0 and size <= 0 and blocks <= 0):
             return []
         by_bytes = size > 0
         chosen: list[Block] = []
-        for block in heapq.nlargest(most, self._open.values(), key=lambda b: b.bytes if by_bytes else b.rows):
-            if rows <= 0 and size <= 0 and len(chosen) >= blocks:
+        for block in heapq.nlargest(most, self._open.values(), key=lambda b: b.bytes if by_bytes else b.messages):
+            if messages <= 0 and size <= 0 and len(chosen) >= blocks:
                 break
             chosen.append(block)
-            rows -= block.rows
+            messages -= block.messages
             size -= block.bytes
         return self.seal(chosen, "pressure")
 
     def forget(self, block: Block) -> None:
         """Forget a sealed block that was stored and acknowledged."""
         del self._sealed[block]
-        self.unacked -= block.rows
+        self.unacked -= block.messages
+
+
+def _replies(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the ack subjects of a batch: one per message, that of its first row."""
+    replies = batch.select([REPLY])
+    if layout.ROW not in batch.schema.names:
+        return replies
+    return replies.filter(pc.equal(pc.fill_null(batch.column(layout.ROW), 0), 0))
 
 
 def _gathered(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Excess(TypedDict):
     """What to seal at least, see `Blocks.seal_most`."""
 
-    rows: int
+    messages: int
     size: int
     blocks: int
 
@@ -34,11 +34,11 @@ def excess(blocks: Blocks, limits: LimitsConfig, unacked_limit: int, *, starved:
 
     All of them when `starved`: a pull waits for memory only. A few large messages can fill the budget.
     """
-    rows = blocks.rows - unacked_limit // OPEN_UNACKED_SHARE
+    messages = blocks.messages - unacked_limit // OPEN_UNACKED_SHARE
     size = blocks.resident if starved else blocks.resident - limits.memory // OPEN_SHARE
     count = blocks.open - limits.open_blocks
     return {
-        "rows": rows + unacked_limit // SEALED_UNACKED_SHARE if rows > 0 else 0,
+        "messages": messages + unacked_limit // SEALED_UNACKED_SHARE if messages > 0 else 0,
         "size": size + limits.memory // SEALED_MEMORY_SHARE if size > 0 else 0,
         "blocks": count + limits.open_blocks // SEALED_BLOCKS_SHARE if count > 0 else 0,
     }

@@ -141,7 +141,10 @@ def test_all_rows_of_a_message_lie_in_one_block_because_its_object_acknowledges_
             for origin in part.column(layout.SEQ).to_pylist():
                 owners[origin].add(place)
     assert [len(owners[message]) for message in range(len(per_message))] == [1] * len(per_message)
-    assert blocks.unacked == sum(block.rows for block in blocks) == len(origins)
+    assert sum(block.rows for block in blocks) == len(origins)
+    assert blocks.unacked == sum(block.messages for block in blocks) == len(per_message)
+    finish(blocks, [*full, *blocks.seal_all("drain")])
+    assert_empty(blocks)
 
 
 def test_a_block_is_sealed_before_it_outgrows_its_bytes() -> None:
@@ -199,7 +202,7 @@ def test_pressure_seals_the_blocks_with_the_most_rows_first_until_it_is_relieved
     blocks = make()
     for key, count in (("a", 5), ("b", 50), ("c", 20), ("d", 1)):
         add(blocks, [(key, 0)] * count)
-    sealed = blocks.seal_most(rows=60)
+    sealed = blocks.seal_most(messages=60)
     assert [(block.id.key, block.sealed_by) for block in sealed] == [("b", "pressure"), ("c", "pressure")]
     assert blocks.rows == 6
 
@@ -223,21 +226,21 @@ def test_pressure_seals_no_more_blocks_than_the_store_has_room_for() -> None:
     blocks = make()
     for index in range(10):
         add(blocks, [(f"k{index}", 0)] * (index + 1))
-    assert [block.rows for block in blocks.seal_most(rows=1000, most=2)] == [10, 9]
-    assert blocks.seal_most(rows=1000, most=0) == blocks.seal_most(rows=1000, most=-3) == []
+    assert [block.rows for block in blocks.seal_most(messages=1000, most=2)] == [10, 9]
+    assert blocks.seal_most(messages=1000, most=0) == blocks.seal_most(messages=1000, most=-3) == []
     assert blocks.open == 8
 
 
 def test_without_pressure_nothing_is_sealed() -> None:
     blocks = make()
     add(blocks, [("a", 0)])
-    assert blocks.seal_most() == blocks.seal_most(rows=-5, size=0, blocks=-1) == []
+    assert blocks.seal_most() == blocks.seal_most(messages=-5, size=0, blocks=-1) == []
 
 
 def test_pressure_beyond_what_is_there_seals_everything() -> None:
     blocks = make()
     add(blocks, [("a", 0), ("b", 0)])
-    assert len(blocks.seal_most(rows=1000)) == 2
+    assert len(blocks.seal_most(messages=1000)) == 2
     assert (blocks.rows, blocks.bytes, blocks.unacked) == (0, 0, 2)
 
 

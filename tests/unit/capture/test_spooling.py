@@ -53,7 +53,7 @@ def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path
             if action < 0.5:
                 steps += await spool_all(work)
             elif action < 0.7:
-                sealed += blocks.seal_most(rows=1)
+                sealed += blocks.seal_most(messages=1)
             elif sealed:
                 finish(blocks, [sealed.pop(chance.randrange(len(sealed)))])
             owners = {block: numbers_of(block) for block in blocks}

@@ -87,6 +87,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.open: dict[Place, Model] = {}
         self.sealed: dict[Block, Model] = {}
         self.released: set[Block] = set()
+        self.firsts: set[int] = set()  # the numbers of messages' first rows
         self.batches: list[tuple[range, int]] = []  # the numbers of each batch, and the size of its payloads
 
     def close(self, found: list[Block], expected: list[Model], reason: str) -> None:
@@ -114,6 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
             model.rows += range(self.next, self.next + count)
             if len(model.rows) >= self.max_rows and not self.limited:  # a message is never divided
                 full.append(self.open.pop(place))
+            self.firsts.add(self.next)
             self.next += count
             keys += [key] * count
             buckets += [bucket] * count
@@ -130,6 +132,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.take(found)
         else:
             self.close(found, full, "messages")
+
+    def first_rows(self, model: Model) -> list[int]:
+        """The numbers of the model's rows that are the first of their message."""
+        return [number for number in model.rows if number in self.firsts]
 
     def take(self, found: list[Block]) -> None:
         """Believe where blocks end, if they are the heads of what was to be in them."""
@@ -154,16 +160,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.open = {place: model for place, model in self.open.items() if model not in due}
         self.close(self.blocks.seal_due(self.now), due, "age")
 
-    @rule(rows=st.integers(-3, 40), count=st.integers(-1, 3), most=st.integers(-1, 4))
-    def seal_most(self, rows: int, count: int, most: int) -> None:
-        sizes = sorted((len(model.rows) for model in self.open.values()), reverse=True)
+    @rule(number=st.integers(-3, 40), count=st.integers(-1, 3), most=st.integers(-1, 4))
+    def seal_most(self, number: int, count: int, most: int) -> None:
+        sizes = sorted((len(self.first_rows(model)) for model in self.open.values()), reverse=True)
         wanted: list[int] = []
-        left = rows
+        left = number
         while sizes and len(wanted) < most and (left > 0 or len(wanted) < count):
             wanted.append(sizes.pop(0))
             left -= wanted[-1]
-        found = self.blocks.seal_most(rows=rows, blocks=count, most=most)
-        assert sorted((block.rows for block in found), reverse=True) == wanted
+        found = self.blocks.seal_most(messages=number, blocks=count, most=most)
+        assert sorted((block.messages for block in found), reverse=True) == wanted
         self.close(found, [self.open.pop((b.id.key, b.id.bucket, b.id.quarantine)) for b in found], "pressure")
 
     @rule(size=st.integers(1, 20_000))
@@ -201,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
     def forget(self, data: Any) -> None:
         block = data.draw(st.sampled_from([block for block in self.sealed if block in self.released]))
         replies = [reply for replies in block.replies() for reply in replies.to_pylist()]
-        assert replies == [b"ack.%d" % number for number in self.sealed.pop(block).rows]
+        assert replies == [b"ack.%d" % number for number in self.first_rows(self.sealed.pop(block))]
         self.released.discard(block)
         self.blocks.forget(block)
 
@@ -221,7 +227,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.blocks.open == len(self.open)
         assert self.blocks.sealed == len(self.sealed)
         assert self.blocks.rows == sum(len(model.rows) for model in self.open.values())
-        assert self.blocks.unacked == sum(len(model.rows) for model in models)
+        assert self.blocks.messages == sum(len(self.first_rows(model)) for model in self.open.values())
+        assert self.blocks.unacked == sum(len(self.first_rows(model)) for model in models)
         assert self.blocks.bytes == sum(block.bytes for block in self.blocks if not block.sealed_by)
         assert {block.rows - len(model.rows) for block, model in self.sealed.items()} <= {0}
         oldest = min((model.opened for model in self.open.values()), default=self.now)

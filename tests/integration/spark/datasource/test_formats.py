@@ -123,7 +123,11 @@ def test_the_archive_of_a_schemas_types_is_read_as_the_stream_is(
     assert stored.asDict() == expected | {"took": -1_500_000}
 
 
-def test_the_archive_of_avros_logical_types_is_read(spark: SparkSession, live: Live, tmp_path: Path) -> None:
+def test_the_archive_of_avros_logical_types_is_read(
+    spark: SparkSession, live: Live, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: spark.conf.unset("spark.sql.timeType.enabled"))
+    spark.conf.set("spark.sql.timeType.enabled", "true")
     (tmp_path / "r.avsc").write_text(json.dumps(AVRO))
     live.send([("orders.a", container(AVRO, [SENT, {**SENT, "id": 2}]))])
     decode = {"format": "avro", "schema": str(tmp_path / "r.avsc"), "rows": "container"}
