@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -168,15 +168,7 @@ def make_writer(format: str, compression: str) -> TextWriter | UserWriter | None
         return None
     if format in ("ndjson", "csv"):
         return TextWriter(format, compression)
-    found: Any = plugins.load(format)
-    if callable(found) and (isinstance(found, type) or not hasattr(found, "write")):
-        try:
-            found = found()
-        except (Exception, SystemExit) as error:
-            raise ValueError(f"{format} cannot be created: {one_line(error)}") from error
-    if not callable(getattr(found, "write", None)):
-        raise ValueError(f"{format} is not a writer: it has no method write")
-    return checked_writer(found, format)
+    return checked_writer(cast("BlockWriter", plugins.make(format, "writer", "write")), format)
 
 
 def checked_writer(writer: BlockWriter, name: str) -> UserWriter:

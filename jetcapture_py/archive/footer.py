@@ -47,14 +47,19 @@ def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
 
 def bounds(metadata: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column at the top level; None without statistics in the footer."""
-    places = (index for index in range(metadata.num_columns) if metadata.schema.column(index).path == column)
-    place = next(places, None)
-    if place is None:
-        return None
-    groups = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
-    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
-        return None
-    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
+    found = []
+    for number in range(metadata.num_row_groups):
+        if (group := group_bounds(metadata.row_group(number), column)) is None:
+            return None
+        found.append(group)
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a column in a row group; None without statistics."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    known = next((each.statistics for each in columns if each.path_in_schema == column), None)
+    return (known.min, known.max) if known is not None and known.has_min_max else None
 
 
 def is_proven(footer: bytes) -> bool:

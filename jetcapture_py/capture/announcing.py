@@ -19,13 +19,12 @@ from jetcapture_py.archive.layout import ObjectName, bucket_text
 from jetcapture_py.capture.call_thread import CallThread
 from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.config.model import OnStoredConfig
-from jetcapture_py.config.subjects import matches
+from jetcapture_py.config.subjects import covers
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.admin import filters_of
 from jetcapture_py.jetstream.permissions import Denial, refusal
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.on_stored")
 
@@ -85,13 +84,10 @@ class OnStored(Protocol):
 def load_on_stored(reference: str) -> OnStored:
     """Return the configured function, or an instance of the configured class. Raises ValueError with one line."""
     found = plugins.load(reference)
-    try:
-        made = found() if isinstance(found, type) else found
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
-    if not callable(made):
+    found = plugins.created(reference, found) if isinstance(found, type) else found
+    if not callable(found):
         raise ValueError(f"{reference} cannot be called")
-    return cast("OnStored", made)
+    return cast("OnStored", found)
 
 
 class Announcer:
@@ -120,11 +116,11 @@ class Announcer:
         source = self._state.source
         if not self.subject:
             return
-        found = [each for each in await source.stream_subjects() if matches(each, self.subject)]
+        found = [each for each in await source.stream_subjects() if covers(each, self.subject)]
         if not found:
             return
         taken = f"stream {source.stream} takes {self.subject} itself ({found[0]})"
-        if any(matches(each, self.subject) for each in filters_of(source.state.config) or (">",)):
+        if any(covers(each, self.subject) for each in filters_of(source.state.config) or (">",)):
             raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
         event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
 

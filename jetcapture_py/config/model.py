@@ -31,7 +31,7 @@ from jetcapture_py.config.output import StoreConfig as StoreConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
-from jetcapture_py.config.subjects import matches
+from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.plugins import is_reference
@@ -169,7 +169,7 @@ class Config(Section):
     def _no_loop(self) -> Self:
         subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
         for pattern in self.source.filter_subjects if subject else ():
-            if matches(pattern, subject):
+            if covers(pattern, subject):
                 raise wrong(
                     "on_stored.subject",
                     f"{subject} is captured itself ({pattern}), so that every object would cause another",

@@ -1,6 +1,6 @@
 """The `test` command: unit tests of a configuration. Messages in; key, bucket, columns or quarantine out.
 
-No server and no store is needed. Cases are a YAML list beside the configuration; see docs/recipes.md.
+No server and no store is needed. Cases are a YAML list; docs/jetstream.md describes them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from jetcapture_py.config import yaml_text
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.model import Config, read_text
 from jetcapture_py.config.section import Section
-from jetcapture_py.config.units import dotted, format_time, kind, parse_time
+from jetcapture_py.config.units import dotted, format_time, kind, microseconds_of, parse_time
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.manage.newest import ack_subject, matches
+from jetcapture_py.manage.newest import matches
 from jetcapture_py.manage.outcome import MessageOutcome, outcomes, plain
 from jetcapture_py.text import escaped
 
@@ -180,8 +181,7 @@ def differences(config: Config, case: Case, number: int) -> Iterator[str]:
 
 def _outcome(config: Config, message: CaseMessage, number: int) -> MessageOutcome:
     source, seq = config.source, message.sequence or number
-    time_ = (message.timestamp - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-    reply = ack_subject(source.stream, source.consumer, seq, time_)
+    reply = first_delivery(source.stream, source.consumer, seq, microseconds_of(message.timestamp) * 1000)
     received = Received.of([message.subject.encode()], [reply], [message.header_block], [message.data])
     return outcomes(replace(preparer(config, None, None), keep_payload=True), received)[0]
 

@@ -11,6 +11,7 @@ from typing import Any
 import nats.errors
 
 from jetcapture_py.config.model import Config, Managed, SourceConfig
+from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.admin import consumer_state
@@ -159,7 +160,7 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
     settings = stream["config"]
     fed_by_others = any(settings.get(name) for name in ("mirror", "sources", "subject_transform"))
     for each in config.source.filter_subjects:
-        if not fed_by_others and not any(overlap(each, subject) for subject in settings.get("subjects") or ()):
+        if not fed_by_others and not any(overlaps(each, subject) for subject in settings.get("subjects") or ()):
             subjects = ", ".join(settings.get("subjects") or ())
             findings.problem(
                 "filter", f"{each} matches none of the stream's subjects ({subjects}); correct source.filter_subjects"
@@ -175,17 +176,6 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
             and not answer["state"].get("subjects")
         ):
             findings.warning("filter", f"{each} matches no message that the stream holds")
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether some subject matches both."""
-    tokens, others = one.split("."), other.split(".")
-    for left, right in zip(tokens, others, strict=False):
-        if ">" in (left, right):
-            return True
-        if left != right and "*" not in (left, right):
-            return False
-    return len(tokens) == len(others)
 
 
 async def check_permissions(session: ReadSession, config: Config, findings: Findings, *, new_consumer: bool) -> None:

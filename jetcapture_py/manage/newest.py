@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.subjects import covers
+from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
@@ -91,18 +93,13 @@ async def _one_by_one(
 
 def matches(subject: str, filters: Sequence[str]) -> bool:
     """Whether a subject matches one of the filters; without filters, every subject does."""
-    return not filters or any(_pattern(each).fullmatch(subject) for each in filters)
-
-
-def _pattern(subject: str) -> re.Pattern[str]:
-    tokens = [{"*": r"[^.]+", ">": r".+"}.get(token, re.escape(token)) for token in subject.split(".")]
-    return re.compile(r"\.".join(tokens))
+    return not filters or any(covers(each, subject) for each in filters)
 
 
 def _received(stream: str, messages: Sequence[dict[str, Any]]) -> Received:
     return Received.of(
         [message["subject"].encode() for message in messages],
-        [ack_subject(stream, _NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
+        [first_delivery(stream, _NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
         [base64.b64decode(message.get("hdrs", "")) for message in messages],
         [base64.b64decode(message.get("data", "")) for message in messages],
     )
@@ -114,8 +111,3 @@ def nanoseconds(text: str) -> int:
     digits = (fraction[1] if fraction else "").ljust(9, "0")[:9]
     moment = datetime.fromisoformat(text).replace(microsecond=0)
     return (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int(digits)
-
-
-def ack_subject(stream: str, consumer: str, seq: int, time: int) -> bytes:
-    """Return the ack subject of a first delivery; `time` in nanoseconds since the epoch."""
-    return f"$JS.ACK.{stream}.{consumer}.1.{seq}.{seq}.{time}.0".encode()

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.manage.check import check, run
-from jetcapture_py.manage.check_server import overlap
 from jetcapture_py.manage.findings import CheckFinding
 from jetcapture_py.manage.forecast import Traffic, forecast
 from tests.chaos.clock import Clock
@@ -225,8 +225,8 @@ def test_json_has_the_findings_and_the_figures(
     ],
 )
 def test_subjects_overlap(one: str, other: str, both: bool) -> None:
-    assert overlap(one, other) is both
-    assert overlap(other, one) is both
+    assert overlaps(one, other) is both
+    assert overlaps(other, one) is both
 
 
 def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:
