@@ -26,7 +26,7 @@ from jetcapture_py.manage.findings import Findings
 from jetcapture_py.manage.forecast import Forecast, forecast, put_price
 from jetcapture_py.manage.plan import found
 from jetcapture_py.manage.traffic import Sample, rates, sample
-from jetcapture_py.store import open_store
+from jetcapture_py.store import configured_store
 from jetcapture_py.text import plural
 
 WORKS, FAILS = 0, 1
@@ -69,7 +69,7 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
 
 def _store(config: Config, findings: Findings) -> None:
     try:
-        open_store(config.store.url, config.store.options).probe()
+        configured_store(config.store).probe()
     except StoreError as error:
         findings.problem("store", f"objects cannot be stored: {error}")
     else:

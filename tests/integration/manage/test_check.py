@@ -101,6 +101,13 @@ def test_an_ack_wait_that_is_too_short_is_found(nats_server: Start, tmp_path: Pa
     assert found.about == "ack_wait"
 
 
+def test_a_users_store_is_probed(tmp_path: Path) -> None:
+    store = {"type": "examples.hooks:SqliteStore", "url": f"sqlite://{tmp_path}/archive.db"}
+    findings = asyncio.run(check(config("nats://127.0.0.1:9", tmp_path, store=store)))
+    assert [each.level for each in findings.found if each.about == "store"] == ["ok"]
+    assert (tmp_path / "archive.db").exists()
+
+
 def test_a_store_that_cannot_be_written_is_found(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     stream_of(server)
