@@ -1,4 +1,4 @@
-"""The `test` command: unit tests of a configuration. Messages in; key, bucket, columns or quarantine out.
+"""The `test` command: run unit tests of a configuration. Messages in; key, bucket, columns or quarantine out.
 
 No server and no store is needed. Cases are a YAML list; docs/jetstream.md describes them.
 """
@@ -88,14 +88,14 @@ class CaseMessage(Section):
 
 
 class CaseQuarantine(Section):
-    """That the message goes to the quarantine: with this stage, and this text in its error."""
+    """Expects that the message goes to the quarantine, with this stage and this text in its error."""
 
     stage: str | None = None
     error: str = ""
 
 
 class CaseExpectation(Section):
-    """What must become of the message; only what is given is compared."""
+    """The expected outcome of a message; only the given parts are compared."""
 
     keeps_null = frozenset({"key"})
 
@@ -140,7 +140,7 @@ def load_cases(path: Path) -> tuple[Case, ...]:
 
 
 def run(config: Config, path: Path) -> int:
-    """Run every case and print the failed ones with what differs; return the exit code. Raises ConfigError."""
+    """Run every case, print the results and the differences, and return the exit code. Raises ConfigError."""
     cases = load_cases(path)
     console = Console(soft_wrap=True, highlight=False)
     failed = 0
@@ -156,7 +156,7 @@ def run(config: Config, path: Path) -> int:
 
 
 def differences(config: Config, case: Case, number: int) -> Iterator[str]:
-    """Yield one line for everything that is not as expected. `number` is the sequence, unless the case has one."""
+    """Yield one line per difference. `number` is the message's sequence, unless the case has one."""
     source, message, expected = config.source, case.message, case.expect
     if not matches(message.subject, source.filter_subjects):
         yield f"subject: {escaped(message.subject)} matches none of source.filter_subjects; it would not be captured"
@@ -224,7 +224,7 @@ def _quoted(value: object) -> str:
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Whether a value of YAML means the value of a column: a time or a decimal may be text, bytes are base64."""
+    """Whether a YAML value equals a column's value: times and decimals may be text, bytes are base64."""
     if expected is None or found is None:
         return expected is found
     if isinstance(found, bool) or isinstance(expected, bool):
