@@ -299,9 +299,20 @@ def test_a_server_without_jetstream_and_one_that_is_not_there_are_one_clear_line
 def test_the_schema_is_json_and_knows_the_settings() -> None:
     done = command("schema")
     assert done.returncode == 0
-    assert {"nats", "source", "decode", "key", "block", "store", "limits", "http", "log", "drain_timeout"} == set(
-        json.loads(done.stdout)["properties"]
-    )
+    assert set(json.loads(done.stdout)["properties"]) == {
+        "nats",
+        "stream",
+        "source",
+        "decode",
+        "key",
+        "block",
+        "store",
+        "on_stored",
+        "limits",
+        "http",
+        "log",
+        "drain_timeout",
+    }
 
 
 def test_every_log_line_of_a_run_is_json_with_an_event(nats_server: Start, tmp_path: Path) -> None:
