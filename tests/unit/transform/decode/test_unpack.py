@@ -120,6 +120,35 @@ def test_a_bomb_takes_no_memory_beyond_the_limit(name: str, compress: Any) -> No
     assert pool.max_memory() - before < 64 << 20
 
 
+COUNT = 1 << 23
+CONTAINERS = {
+    "json": b'{"a":[' + b"{}," * COUNT + b"1]}",
+    "msgpack": b"\x81\xa1a\xdd" + COUNT.to_bytes(4, "big") + b"\x80" * COUNT,
+}
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(name: str) -> None:
+    decoder = make_decoder(decode_settings(format=name, compression="gzip"))
+    bomb = gzip.compress(CONTAINERS[name], 1)
+    tracemalloc.start()
+    decoded = decode_checked(decoder, batch_of([bomb]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [failure.error for failure in decoded.failures] == [
+        "more than 2097152 objects and lists; declare decode.columns"
+    ]
+    assert peak < 6 * len(CONTAINERS[name])
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([bomb, gzip.compress(b"{}")]))
+
+
+def test_bytes_and_texts_of_messagepack_are_not_taken_for_objects() -> None:
+    sent = {"a": b"\x80" * (3 << 20), "b": "\u0410" * (3 << 20), "c": 1}
+    decoder = make_decoder(decode_settings(format="msgpack", compression="gzip"))
+    assert outcomes(decoder.decode(batch_of([gzip.compress(msgpack.packb(sent))])), 1) == [sent]
+
+
 def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
     config = decode_settings(format="json", compression="gzip", columns=COLUMNS)
     decoder = make_decoder(config)
