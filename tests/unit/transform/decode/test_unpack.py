@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tracemalloc
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_a_checksum_that_differs_is_damage() -> None:
     data[-1] ^= 1
     with pytest.raises(ValueError, match="checksum"):
         inflater("snappy", MOST)(bytes(data))
+
+
+@pytest.mark.parametrize("size", [1, 255, 8_191, 8_192, 8_193, 65_535, 65_536, 200_001])
+def test_checksums_of_framed_snappy_are_those_of_another_library(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    inflate = inflater("snappy", size)
+    assert inflate(framed(data)) == data
+    damaged = bytearray(framed(data))
+    damaged[-1] ^= 0x80
+    with pytest.raises(ValueError, match=r"checksum|not snappy"):
+        inflate(bytes(damaged))
 
 
 @pytest.mark.parametrize("window", [0xFF, 0xA0])
