@@ -75,7 +75,7 @@ def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTim
             )
         if decode.columns:
             _check_declared(config, decode)
-    texts = payload_texts(decode) if field else None
+    texts = payload_texts(decode, times=True) if field else None
     return EventTime(
         config.time,
         unit=config.time_unit,
@@ -148,8 +148,15 @@ class EventTime:
         if not values[row].is_valid:
             return f"the message has no {name}, which block.time names"
         numbers = "" if self._unit is None else f", or a number of {self._unit} since 1970"
-        value = values[row].as_py() if pa.types.is_string(values.type) else str(values[row])
-        return f"{name}: expected a time with a zone, from 1970 to 2199{numbers}, got {quoted(value)}"
+        return f"{name}: expected a time with a zone, from 1970 to 2199{numbers}, got {quoted(_text(values, row))}"
+
+
+def _text(values: pa.Array, row: int) -> str:
+    """The value of a row, for an error."""
+    try:
+        return str(values[row].as_py() if pa.types.is_string(values.type) else values[row])
+    except Exception:  # a timestamp that Python cannot hold
+        return one_line(values.slice(row, 1).to_string()).strip("[] ")
 
 
 def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:

@@ -52,14 +52,18 @@ FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 """Reads fields from payloads."""
 
 
-def payload_texts(decode: FormatConfig | None) -> Callable[[Sequence[str]], FieldTexts] | None:
-    """What makes a reader of the fields with some names; None where decoded columns do not depend on other messages."""
+def payload_texts(decode: FormatConfig | None, *, times: bool = False) -> Callable[[Sequence[str]], FieldTexts] | None:
+    """What makes a reader of the fields with some names; None where decoded columns do not depend on other messages.
+
+    With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.
+    """
     if decode is None or decode.columns or decode.format not in ("json", "msgpack"):
         return None
     from jetcapture_py.transform.decode import json_text, make_unpacker  # imported only where payloads are read
 
     unpack = make_unpacker(decode)
-    read = json_text.JsonTexts if decode.format == "json" else json_text.MsgpackTexts
+    msgpack = json_text.MsgpackTimes if times else json_text.MsgpackTexts
+    read = json_text.JsonTexts if decode.format == "json" else msgpack
     return lambda names: read(names, None if unpack is None else unpack.first)
 
 

@@ -128,10 +128,11 @@ class Preparer:
         if self.time is None or not len(rows):
             return rows.column(layout.TIMESTAMP), {}
         if first is None:
-            return self.time(rows, fields)
+            return _read_times(self.time, rows, fields)
         firsts, places = np.unique(first, return_inverse=True)
         chosen = pa.array(firsts)
-        times, wrong = self.time(_take(rows, chosen), fields.take(chosen) if fields.num_columns else fields)
+        chosen_fields = fields.take(chosen) if fields.num_columns else fields
+        times, wrong = _read_times(self.time, _take(rows, chosen), chosen_fields)
         return times.take(pa.array(places)), {int(firsts[index]): error for index, error in wrong.items()}
 
     def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
@@ -178,6 +179,26 @@ class Preparer:
         columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
         starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
         return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
+
+
+def _read_times(
+    time: EventTime, rows: MessageBatch, fields: pa.RecordBatch
+) -> tuple[pa.TimestampArray, dict[int, str]]:
+    """Return what `time` finds; if it raises, ask it about each message alone to find the bad ones."""
+    try:
+        return time(rows, fields)
+    except Exception as error:
+        if len(rows) == 1:
+            return rows.column(layout.TIMESTAMP).cast(pa.timestamp("us", "UTC")), {0: one_line(error)}
+    wrong: dict[int, str] = {}
+    parts = []
+    for index in range(len(rows)):
+        alone = fields.slice(index, 1) if fields.num_columns else fields
+        found, errors = _read_times(time, rows.slice(index, 1), alone)
+        parts.append(found)
+        if errors:
+            wrong[index] = errors[0]
+    return pa.concat_arrays(parts), wrong
 
 
 def first_rows(messages: pa.Int32Array | None) -> Any:

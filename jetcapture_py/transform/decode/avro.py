@@ -20,8 +20,8 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import avro_container
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.avro_schema import is_recursive, shape_of, without_logical
-from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode.avro_schema import Survey, check_size, shape_of, survey, without_logical
+from jetcapture_py.transform.decode.common import REFUSALS, DeclaredColumn, assemble, decode_each, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import MAX_ROWS, of_messages, rows_error
 
@@ -37,8 +37,14 @@ except ImportError:
 
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
-_SAFE_BYTES = 500
-"""Maximum bytes of a recursive value that cannot exhaust the stack of the library's compiled reader."""
+_SAFE_LEVELS = 500
+"""A recursive value of fewer levels cannot exhaust the stack of the library's compiled reader."""
+_MOST_EMPTY = 100
+"""Values without bytes, such as nulls outside of unions, that one value may hold by a schema that comes with it."""
+_EMPTY_IN_ALL = 1_000_000
+"""Values without bytes in the rows of one container."""
+_NAMES_IN_ALL = 50_000_000
+"""Named types times rows of one container: the library goes through the types for each row."""
 _KEPT_SCHEMAS = 256
 """Maximum parsed schemas of containers in the cache."""
 
@@ -49,11 +55,17 @@ class _Writer:
 
     schema: Any
     reader: Any
-    recursive: bool
+    costs: Survey
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of one container that can be read in bounded time."""
+        return min(MAX_ROWS, _EMPTY_IN_ALL // max(self.costs.empty, 1), _NAMES_IN_ALL // max(self.costs.named, 1))
 
     def read(self, stream: io.BytesIO, size: int) -> Any:
         """Read one datum of at most `size` bytes. Raises ValueError."""
-        read = slow_reader.schemaless_reader if self.recursive and size > _SAFE_BYTES else fastavro.schemaless_reader
+        deep = self.costs.recursive and size * self.costs.nested > _SAFE_LEVELS
+        read = slow_reader.schemaless_reader if deep else fastavro.schemaless_reader
         try:
             if self.reader is None:
                 return read(stream, self.schema, None)
@@ -143,15 +155,26 @@ class AvroDecoder:
     def _with_id(self, number: int) -> _Writer:
         if (known := self._by_id.get(number)) is None:
             assert self._registry is not None  # noqa: S101  only called with one
-            known = self._by_id[number] = self._writer(self._registry.with_id(number))
+            schema = self._registry.with_id(number)
+            try:
+                known = self._by_id[number] = self._foreign(schema)
+            except REFUSALS as error:
+                raise self._registry.missed(number, f"schema {number} cannot be used: {one_line(str(error))}") from None
         return known
 
     def _writer(self, schema: Any) -> _Writer:
         named: dict[str, Any] = {}
         plain = _parsed(without_logical(schema), named)
-        recursive = is_recursive(plain, named)
         same = plain == self._reader
-        return _Writer(plain, None if same else self._reader, recursive)
+        return _Writer(plain, None if same else self._reader, survey(plain, named))
+
+    def _foreign(self, schema: Any) -> _Writer:
+        """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
+        check_size(schema)
+        writer = self._writer(schema)
+        if writer.reader is not None and writer.costs.empty > _MOST_EMPTY:
+            raise ValueError(f"the schema has values of more than {_MOST_EMPTY} parts without bytes")
+        return writer
 
     def _rows(self, payload: bytes) -> list[Any]:
         """Return the rows of an object container file. Raises ValueError."""
@@ -159,13 +182,13 @@ class AvroDecoder:
             raise ValueError("the payload is empty")
         header = avro_container.Header(payload)
         if (writer := self._of_containers.get(header.schema)) is None:
-            writer = self._of_containers[header.schema] = self._writer(_json(header.schema))
+            writer = self._of_containers[header.schema] = self._foreign(_json(header.schema))
             if len(self._of_containers) > _KEPT_SCHEMAS:
                 self._of_containers.popitem(last=False)
         rows: list[Any] = []
         for count, data in header.blocks(self._max_inflated):
-            if len(rows) + count > MAX_ROWS:
-                raise ValueError(f"more than {MAX_ROWS} rows")
+            if len(rows) + count > writer.most_rows:
+                raise ValueError(f"more than {writer.most_rows} rows")
             stream = io.BytesIO(data)
             rows.extend(writer.read(stream, len(data)) for _ in range(count))
             if stream.tell() != len(data):

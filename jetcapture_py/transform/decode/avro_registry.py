@@ -53,9 +53,9 @@ class Registry:
             self._silent_until = time.monotonic() + _FORGET
             raise ValueError(f"the registry does not answer: {one_line(str(error))}") from None
         except FileNotFoundError:
-            raise self._missed(number, f"schema {number} is not in the registry") from None
+            raise self.missed(number, f"schema {number} is not in the registry") from None
         except (OSError, ValueError, http.client.HTTPException, RecursionError) as error:
-            raise self._missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
+            raise self.missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
 
     def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
         """Return the directory's schema with that `fingerprint`; None without one."""
@@ -68,7 +68,7 @@ class Registry:
                 except (OSError, ValueError, RecursionError):
                     continue  # messages with its id will say what is wrong with it
         if mark not in self._marks:
-            self._missed(mark, "")
+            self.missed(mark, "")
             return None
         return _read(self._marks[mark])
 
@@ -79,7 +79,8 @@ class Registry:
         if again > time.monotonic():
             raise ValueError(reason)
 
-    def _missed(self, key: int | bytes, reason: str) -> ValueError:
+    def missed(self, key: int | bytes, reason: str) -> ValueError:
+        """Return the error that a schema cannot be had or used, and give it again for some time without looking."""
         if len(self._missing) >= _MOST_MISSING:
             self._missing.clear()
         self._missing[key] = time.monotonic() + _FORGET, reason

@@ -10,6 +10,7 @@ import decimal
 import struct
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,10 @@ _PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
+MAX_PARTS = 20_000
+"""Most JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
+_MOST_LEVELS = 300
+"""Of records, arrays and maps: the library's compiled reader has one call on the stack for each."""
 _LOGICAL = ("logicalType", "precision", "scale")
 _DAY = 86_400_000_000
 _MOST_DIGITS = 38
@@ -59,62 +64,116 @@ def without_logical(schema: Any) -> Any:
     return plain
 
 
-def is_recursive(schema: Any, named: Named) -> bool:
-    """Check a schema; return whether values of it can nest without bound.
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What reading values of a schema can cost.
+
+    `recursive`: values can nest without bound. `empty`: the most values without bytes that one value holds, or a part
+    of it that has bytes. `nested`: records, arrays and maps in the schema. `named`: its named types.
+    """
+
+    recursive: bool
+    empty: int
+    nested: int
+    named: int
+
+
+def check_size(schema: Any) -> None:
+    """Raise ValueError for a schema, as from JSON, that is too large to come with messages."""
+    count, left = 0, [schema]
+    while left:
+        of = left.pop()
+        count += 1
+        if isinstance(of, dict):
+            left.extend(of.values())
+        elif isinstance(of, list):
+            left.extend(of)
+        if count > MAX_PARTS:
+            raise ValueError(f"the schema has more than {MAX_PARTS} names, types and other values")
+
+
+def survey(schema: Any, named: Named) -> Survey:
+    """Check a parsed schema; return what its values can cost.
 
     Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
     """
-    recursive = False
+    _refuse_endless(schema, named)
+    visit = _Visit(named)
+    _, depth, empty = visit.type(schema)
+    if depth > _MOST_LEVELS:
+        raise ValueError(f"the schema nests deeper than {_MOST_LEVELS} levels")
+    return Survey(visit.recursive, empty, visit.nested, len(named))
 
-    def visit(of: Any, path: tuple[str, ...]) -> bool:
-        """Visit a type below the records of `path`; return whether its values may have no bytes."""
-        nonlocal recursive
+
+_Cost = tuple[bool, int, int]
+"""Whether values may have no bytes; levels of records, arrays and maps; most values without bytes in one."""
+
+
+class _Visit:
+    """Visits every type of a schema once: named types can refer to each other in exponentially many ways."""
+
+    def __init__(self, named: Named) -> None:
+        self._named = named
+        self._known: dict[str, _Cost | None] = {}
+        self.recursive = False
+        self.nested = 0
+
+    def type(self, of: Any) -> _Cost:
+        """The cost of a type's values."""
         if isinstance(of, list):
-            for branch in of:
-                visit(branch, path)
-            return False
+            branches = [self.type(branch) for branch in of]
+            depth = max((depth for _, depth, _ in branches), default=0)
+            return False, depth, max((empty - bare for bare, _, empty in branches), default=0)  # it has a byte itself
         if isinstance(of, str) and of not in _PRIMITIVES and of != "null":
-            if of in path:
-                recursive = True
-                return False
-            return visit(named[of], path)
+            if of not in self._known:
+                return self.type(self._named[of])
+            if (known := self._known[of]) is None:  # it is being visited
+                self.recursive = True
+                return False, 0, 0
+            return known
         kind = of["type"] if isinstance(of, dict) else of
         if isinstance(kind, list | dict):
-            return visit(kind, path)
+            return self.type(kind)
         if kind in ("record", "error"):
-            widths = [visit(field["type"], (*path, of["name"])) for field in of["fields"]]  # every one is visited
-            return all(widths)
-        if kind == "array":
-            if visit(of["items"], path):
+            return self._record(of)
+        if kind in ("array", "map"):
+            self.nested += 1
+            bare, depth, empty = self.type(of["items" if kind == "array" else "values"])
+            if bare and kind == "array":
                 raise ValueError("an array of items without bytes")
-            return False
-        if kind == "map":
-            visit(of["values"], path)
-            return False
-        return kind == "null" or (kind == "fixed" and not of["size"])
+            return False, depth + 1, empty - bare  # a map's value has the bytes of its name
+        bare = kind == "null" or (kind == "fixed" and not of["size"])
+        return bare, 0, int(bare)
 
-    visit(schema, ())
-    _refuse_endless(schema, named)
-    return recursive
+    def _record(self, of: dict[str, Any]) -> _Cost:
+        self._known[of["name"]] = None
+        self.nested += 1
+        fields = [self.type(field["type"]) for field in of["fields"]]
+        bare = all(bare for bare, _, _ in fields)
+        depth = 1 + max((depth for _, depth, _ in fields), default=0)
+        found = self._known[of["name"]] = bare, depth, sum(empty for _, _, empty in fields) + bare
+        return found
 
 
 def _refuse_endless(schema: Any, named: Named) -> None:
     """Raise ValueError if a record contains itself with nothing in between that can end it."""
+    done = set[str]()
 
     def visit(of: Any, path: tuple[str, ...]) -> None:
         if isinstance(of, str):
             if of in path:
                 raise ValueError(f"the record {show(of)} always contains itself")
-            if of in named and named[of]["type"] in ("record", "error"):
+            if of in named and of not in done and named[of]["type"] in ("record", "error"):
                 visit(named[of], path)
         elif isinstance(of, dict):
             if of["type"] in ("record", "error"):
                 for field in of["fields"]:
                     visit(field["type"], (*path, of["name"]))
+                done.add(of["name"])
             elif isinstance(of["type"], dict):
                 visit(of["type"], path)
 
-    for start in (schema, *named.values()):
+    for start in (schema, *(name for name in named if name not in done)):
         visit(start, ())
 
 

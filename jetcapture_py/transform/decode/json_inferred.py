@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
@@ -35,6 +36,10 @@ MAX_NAMES = 256 << 10
 MAX_CELLS = 1 << 22
 """Values, nulls included, that the columns of a batch may have: eight bytes each, and as much while they are built.
 A batch whose payloads have more bytes than that may have as many values."""
+MAX_CONTAINERS = 1 << 21
+"""Objects and lists that payloads of a batch may have before they are decoded: three bytes become two hundred."""
+_LARGE = 4 << 20
+"""Bytes of a batch's payloads from which on their objects and lists are counted."""
 ARRAY_CELLS = 128
 """Values that a column, however short, costs as much as."""
 
@@ -73,6 +78,11 @@ class InferringJsonDecoder:
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`; BatchTooWideError when its columns would be too large."""
         payloads, failures = self._payloads(batch)
+        if batch.column(layout.PAYLOAD).nbytes > _LARGE and self._containers(_bytes_of(batch)) > MAX_CONTAINERS:
+            if len(batch) > 1:
+                raise BatchTooWideError
+            if 0 in failures or self._containers_of(payloads[0]) > MAX_CONTAINERS:
+                return assemble([], [], {0: failure(0, _TOO_MANY, stage="schema")} | failures)
         found = decode_each(self._decode, payloads, failures)
         decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
         self._refuse_excess(decoded, failures)
@@ -96,6 +106,14 @@ class InferringJsonDecoder:
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return texts_of(batch)
+
+    def _containers(self, data: Any) -> int:
+        """Return how many objects and lists `data`, an array of bytes, begins at most."""
+        return int(np.count_nonzero((data | 0x20) == ord("{")))
+
+    def _containers_of(self, payload: bytes) -> int:
+        """Return the same for one payload, perhaps more exactly."""
+        return self._containers(np.frombuffer(payload, np.uint8))
 
     def _known(self) -> pa.Schema:
         """All columns known so far."""
@@ -121,7 +139,16 @@ class InferringJsonDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
+_TOO_MANY = f"more than {MAX_CONTAINERS} objects and lists; declare decode.columns"
 _TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
+
+
+def _bytes_of(batch: MessageBatch) -> Any:
+    """All payloads of a batch as one array of bytes."""
+    column = batch.column(layout.PAYLOAD)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
 def _size(names: Iterable[str]) -> int:

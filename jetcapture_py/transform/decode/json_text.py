@@ -6,6 +6,7 @@ For keys: the columns of a decoder that infers them depend on the messages befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -75,6 +76,13 @@ class MsgpackTexts(JsonTexts):
         return _texts(values, _msgpack_scalar)
 
 
+class MsgpackTimes(MsgpackTexts):
+    """The same, and a timestamp gives RFC 3339 text."""
+
+    def _texts(self, values: Sent) -> pa.StringArray:
+        return _texts(values, _msgpack_time)
+
+
 class _Object:
     """Reads fields of JSON objects."""
 
@@ -121,3 +129,8 @@ def _msgpack_scalar(data: bytes) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, str | int | float) else None
+
+
+def _msgpack_time(data: bytes) -> str | None:
+    value = msgspec.msgpack.decode(data)
+    return value.isoformat() if isinstance(value, datetime) else _msgpack_scalar(data)

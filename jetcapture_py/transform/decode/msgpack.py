@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,6 +53,22 @@ class InferringMsgpackDecoder(InferringJsonDecoder):
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return payloads_of(batch), {}
+
+    def _containers(self, data: Any) -> int:
+        return int(np.count_nonzero((data & 0xE0 == 0x80) | (data & 0xFC == 0xDC)))
+
+    def _containers_of(self, payload: bytes) -> int:
+        """Without strings and binary data of the map itself, in which such bytes are usual."""
+        try:
+            fields = [memoryview(each) for each in _fields(payload).values()]
+        except msgspec.MsgspecError:
+            return 0  # the decoder says what is wrong
+        return sum(
+            self._containers(np.frombuffer(each, np.uint8)) for each in fields if each[0] < 0xA0 or each[0] > 0xDB
+        )
+
+
+_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _codec(declared: pa.DataType, unit: str | None) -> Codec:

@@ -52,8 +52,9 @@ try:
 except ImportError:
     descriptor_pb2 = None
 
-_MOST_EMPTY = 1_000_000
-"""Maximum empty messages in a payload: two bytes become a hundred or more."""
+_MOST_SMALL = 1_000_000
+"""Messages of at most `_SMALL` bytes in one payload: each becomes a hundred or more."""
+_SMALL = 3
 _NANOS = 1_000_000_000
 
 
@@ -76,7 +77,8 @@ class ProtobufDecoder:
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._check = _check(descriptor)
         self._required = _has_required(descriptor)
-        self._empty = [_tag(field) + b"\0" for field in _repeated_messages(descriptor)]
+        tags = {_tag(field) for field in _repeated_messages(descriptor)}
+        self._small = [tag + bytes([size]) for tag in tags for size in range(_SMALL + 1)]
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`."""
@@ -87,8 +89,8 @@ class ProtobufDecoder:
         return assemble([column.values(rows) for column in self._columns], messages, failures)
 
     def _message(self, payload: bytes) -> Any:
-        if len(payload) > _MOST_EMPTY and sum(payload.count(empty) for empty in self._empty) > _MOST_EMPTY:
-            raise ValueError(f"more than {_MOST_EMPTY} empty messages")
+        if len(payload) > _MOST_SMALL and sum(payload.count(small) for small in self._small) > _MOST_SMALL:
+            raise ValueError(f"more than {_MOST_SMALL} messages of at most {_SMALL} bytes")
         try:
             found = self._parse(payload)
         except DecodeError as error:

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgpack
 import pyarrow as pa
 import pytest
 
@@ -183,6 +184,62 @@ def test_a_payload_that_cannot_be_read_again_has_no_time() -> None:
     preparer = Preparer(**parts, interval=900, keep_payload=True, time=times)
     found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
     assert places(found) == {1: NOON, 3: NOON + 900}
+    assert faults(found) == {2: "time"}
+
+
+class Counts:
+    """A decoder of a user's: payloads are numbers, which become values of an Arrow type."""
+
+    def __init__(self, of: pa.DataType) -> None:
+        self._of = of
+
+    def decode(self, batch: MessageBatch) -> Decoded:
+        numbers = [int(payload) for payload in batch.column(layout.PAYLOAD).to_pylist()]
+        return Decoded(fields=pa.RecordBatch.from_pydict({"at": pa.array(numbers, pa.int64()).cast(self._of)}))
+
+
+@pytest.mark.parametrize(
+    "of", [pa.timestamp("us"), pa.timestamp("s", "UTC"), pa.timestamp("ns"), pa.duration("s"), pa.struct([("x", "i8")])]
+)
+def test_a_time_that_python_cannot_hold_is_quarantined(of: pa.DataType) -> None:
+    class Beyond(Counts):
+        def decode(self, batch: MessageBatch) -> Decoded:
+            stamps = pa.array([2**60 + 1] * len(batch), pa.timestamp("us"))
+            fields = pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([stamps], ["x"])], names=["at"])
+            return Decoded(fields=fields)
+
+    decoder = Beyond(of) if pa.types.is_struct(of) else Counts(of)
+    found = prepare(Sent(b"%d" % (2**63 - 1)), Sent(b"-%d" % (2**63 - 1)), time="at", decoder=decoder)
+    assert faults(found) == {1: "time", 2: "time"}
+    assert all("expected a time with a zone" in error and error.isprintable() for error in errors(found))
+
+
+def test_a_message_whose_time_cannot_be_read_is_quarantined_alone() -> None:
+    class Times(EventTime):
+        def _values(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.Array:
+            if b"bad" in batch.column(layout.PAYLOAD).to_pylist():
+                raise OverflowError("beyond\nall bounds")
+            return pa.array([payload.decode() for payload in batch.column(layout.PAYLOAD).to_pylist()])
+
+    parts: dict[str, Any] = {"stream": "S", "consumer": "C", "decoder": RawDecoder(), "key": make_key("")}
+    preparer = Preparer(**parts, interval=900, keep_payload=True, time=Times("at"))
+    found = preparer(received(Sent(b"2026-05-01T12:00:00Z"), Sent(b"bad"), Sent(b"2026-05-01T12:15:00Z")))
+    assert places(found) == {1: NOON, 3: NOON + 900}
+    assert faults(found) == {2: "time"}
+    assert "all bounds" in errors(found)[0]
+    assert errors(found)[0].isprintable()
+
+
+@pytest.mark.parametrize("name", ["at", "in.at"])
+def test_a_timestamp_of_messagepack_is_a_time_where_columns_are_inferred(name: str) -> None:
+    stamp = msgpack.Timestamp(NOON, 123_456_000)
+    decode = {"format": "msgpack"}
+    payload = msgpack.packb({"at": stamp, "in": {"at": stamp}})
+    found = prepare(Sent(payload), Sent(msgpack.packb({"at": "x", "in": 1})), time=name, decode=decode)
+    assert places(found) == {1: NOON}
+    assert found.rows.column(layout.TIME).to_pylist() == [
+        datetime.fromtimestamp(NOON, UTC).replace(microsecond=123_456)
+    ]
     assert faults(found) == {2: "time"}
 
 

@@ -320,6 +320,19 @@ def test_a_registry_over_http_is_asked_once_for_each_id_and_again_while_it_is_do
     assert Answers.asked == [*["/schemas/ids/7"] * 3, "/schemas/ids/8"]
 
 
+def test_a_registry_is_asked_once_for_a_schema_that_cannot_be_used(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = record(field("id", "long"), field("x", {"type": "array", "items": "null"}))
+    monkeypatch.setitem(globals(), "WRITER", endless)
+    monkeypatch.setattr(Answers, "down", 0)
+    decoder = AvroDecoder(READER, {}, registry=Registry(server))
+    found = reasons(decoder, *[confluent(7, b"\2\0")] * 50)
+    assert set(found) == {"schema 7 cannot be used: an array of items without bytes"}
+    assert len(found) == 50
+    assert Answers.asked == ["/schemas/ids/7"]
+
+
 def test_messages_of_a_registry_that_never_answers_are_quarantined_without_asking_for_each(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +380,71 @@ def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
     nulls = nulls.replace(b'"int"', b'"null"').replace(b"\x06int", b"\x06int")
     sent = [large, endless, negative, other_marker, codec, nulls, good]
     assert rows_of(decoder, *sent) == [(6, NEW)]
+
+
+def file_of(schema: Any, *blocks: tuple[int, bytes]) -> bytes:
+    """A container with `schema` and blocks of a number of rows and their data, whatever these are."""
+    text, sync = json.dumps(schema).encode(), bytes(range(16))
+    parts = [b"Obj\1", zigzag(1), zigzag(11), b"avro.schema", zigzag(len(text)), text, zigzag(0), sync]
+    for count, data in blocks:
+        parts += [zigzag(count), zigzag(len(data)), data, sync]
+    return b"".join(parts)
+
+
+def tower(levels: int, of: Any) -> dict[str, Any]:
+    """A record whose value has 2 ** `levels` values of type `of`."""
+    fields = [field("id", "long")]
+    for level in range(levels):
+        fields.append(field(f"f{level}", record(field("a", of), field("b", of), name=f"L{level}")))
+        of = f"L{level}"
+    return record(*fields)
+
+
+def reasons(decoder: AvroDecoder, *payloads: bytes) -> list[str]:
+    return [failure.error for failure in decoder.decode(batch_of(list(payloads))).failures]
+
+
+def test_a_containers_schema_of_records_within_records_costs_no_more_than_its_size() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    found = reasons(decoder, file_of(tower(80, "int"), (1, b"\2")))
+    assert len(found) == 1
+    assert found[0].startswith("not a datum of its schema")
+
+
+def test_a_containers_schema_is_bounded() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    wide = record(field("id", "long"), *(field(f"f{number}", "int") for number in range(10_000)))
+    deep = record(
+        field("f", record(field("x", "int"), name="D0")),
+        *(field(f"f{level}", record(field("x", f"D{level}"), name=f"D{level + 1}")) for level in range(400)),
+    )
+    many = record(field("id", "long"), *(field(f"f{number}", record(name=f"E{number}")) for number in range(101)))
+    found = reasons(decoder, *(file_of(of, (1, b"\2")) for of in (wide, deep, tower(40, "null"), many)))
+    assert ["more than 20000" in found[0], "deep" in found[1]] == [True, True]
+    assert [error.endswith("more than 100 parts without bytes") for error in found[2:]] == [True, True]
+
+
+def test_rows_without_bytes_are_bounded_by_their_values() -> None:
+    decoder = AvroDecoder(record(field("id", "long", default=7)), {}, container=True)
+    nulls = record(*(field(f"n{number}", "null") for number in range(99)))
+    beside = record(field("id", "long"), *(field(f"n{number}", "null") for number in range(20)))
+    assert reasons(decoder, file_of(nulls, (250_000, b""))) == ["more than 10000 rows"]
+    assert reasons(decoder, file_of(nulls, (9_000, b""), (9_000, b""))) == ["more than 10000 rows"]
+    assert reasons(decoder, file_of(beside, (50_001, b"\2" * 50_001))) == ["more than 50000 rows"]
+    assert len(rows_of(decoder, file_of(beside, (5_000, b"\2" * 5_000)))) == 5_000
+    assert len(rows_of(decoder, file_of(record(), (250, b"")))) == 250
+
+
+def test_a_recursive_value_cannot_exhaust_the_stack_by_records_within_it() -> None:
+    of: Any = ["null", "R"]
+    for level in range(100):
+        of = record(field("x", of), name=f"L{level}")
+    decoder = AvroDecoder(record(field("id", "long"), field("x", of)), {})
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(decode(decoder, b"\2" * 998 + b"\0")))
+    thread.start()
+    thread.join()
+    assert found == [None]
 
 
 def test_a_bomb_in_a_container_takes_no_memory_beyond_the_limit() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tracemalloc
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_a_checksum_that_differs_is_damage() -> None:
         inflater("snappy", MOST)(bytes(data))
 
 
+@pytest.mark.parametrize("size", [1, 255, 8_191, 8_192, 8_193, 65_535, 65_536, 200_001])
+def test_checksums_of_framed_snappy_are_those_of_another_library(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    inflate = inflater("snappy", size)
+    assert inflate(framed(data)) == data
+    damaged = bytearray(framed(data))
+    damaged[-1] ^= 0x80
+    with pytest.raises(ValueError, match=r"checksum|not snappy"):
+        inflate(bytes(damaged))
+
+
 @pytest.mark.parametrize("window", [0xFF, 0xA0])
 def test_a_window_larger_than_the_limit_is_refused(window: int) -> None:
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"\x01\x00\x00"
@@ -118,6 +130,35 @@ def test_a_bomb_takes_no_memory_beyond_the_limit(name: str, compress: Any) -> No
     assert rows == [None, {"a": 1}] * 20
     assert peak < 20 * len(bomb) + (8 << 20)
     assert pool.max_memory() - before < 64 << 20
+
+
+COUNT = 1 << 23
+CONTAINERS = {
+    "json": b'{"a":[' + b"{}," * COUNT + b"1]}",
+    "msgpack": b"\x81\xa1a\xdd" + COUNT.to_bytes(4, "big") + b"\x80" * COUNT,
+}
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack"])
+def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(name: str) -> None:
+    decoder = make_decoder(decode_settings(format=name, compression="gzip"))
+    bomb = gzip.compress(CONTAINERS[name], 1)
+    tracemalloc.start()
+    decoded = decode_checked(decoder, batch_of([bomb]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [failure.error for failure in decoded.failures] == [
+        "more than 2097152 objects and lists; declare decode.columns"
+    ]
+    assert peak < 6 * len(CONTAINERS[name])
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([bomb, gzip.compress(b"{}")]))
+
+
+def test_bytes_and_texts_of_messagepack_are_not_taken_for_objects() -> None:
+    sent = {"a": b"\x80" * (3 << 20), "b": "\u0410" * (3 << 20), "c": 1}
+    decoder = make_decoder(decode_settings(format="msgpack", compression="gzip"))
+    assert outcomes(decoder.decode(batch_of([gzip.compress(msgpack.packb(sent))])), 1) == [sent]
 
 
 def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
