@@ -174,13 +174,13 @@ class Encoder:
         """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
         try:
             return self.encode(block, sealed_by, batches, known, sink)
-        except Exception as error:
+        except BaseException as error:  # PyO3's PanicException is no Exception
             if sink is not None and sink.failed:
                 raise  # the file's fault, not that of the rows
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)
 
-    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
+    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
         rows = []
         reason = one_line(error)
