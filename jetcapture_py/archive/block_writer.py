@@ -30,7 +30,8 @@ class BlockWriter(Protocol):
     once, and has no effect besides its result. `suffix` never changes: one or two parts of lower-case letters and
     digits, each after a dot, of which the first is not `.parquet`, `.ndjson`, `.csv` or `.tmp`.
 
-    If `write` raises or returns no bytes, the block's messages go to the quarantine, which is always Parquet, with stage `encode`.
+    If `write` raises or returns no bytes, the block's messages go to the quarantine, which is always Parquet, with
+    stage `encode`.
     """
 
     @property
