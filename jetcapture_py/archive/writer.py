@@ -106,6 +106,11 @@ class Encoder:
     format: TextWriter | UserWriter | None = None
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
+    @property
+    def whole_blocks(self) -> bool:
+        """Whether what writes the objects gets each block as one table, and returns the object in memory."""
+        return isinstance(self.format, UserWriter)
+
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
         """The same encoder, now that the stream is known."""
         return replace(self, stream_created=stream_created, consumer=consumer)
