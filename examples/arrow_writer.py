@@ -1,9 +1,9 @@
-"""A writer of a format of your own: objects as Arrow IPC files, which Arrow, Polars and DuckDB map into memory.
+"""A custom writer: objects as Arrow IPC files, which Arrow and Polars read directly.
 
     PYTHONPATH=examples jetcapture run examples/arrow.yaml
 
-A writer gets the rows of a block as a table, sorted, each message once, and returns the bytes of the object. What it
-promises is in `jetcapture_py.BlockWriter`; `read` lets `jetcapture verify` prove what is in an object.
+A writer gets the rows of a block as a table, sorted, each message once, and returns the bytes of the object. Its
+obligations are in `jetcapture_py.BlockWriter`. With `read`, `jetcapture verify` can check the content of objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ArrowWriter:
     suffix = ".arrow"
 
     def write(self, table: pa.Table) -> pa.Buffer:
-        """Return the rows as a file. The same rows make the same bytes, because they are copied into one batch."""
+        """Return the rows as a file. They are copied into one batch, so that the same rows give the same bytes."""
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         with pa.ipc.new_file(sink, table.schema, options=options) as file:
@@ -25,6 +25,6 @@ class ArrowWriter:
         return sink.getvalue()
 
     def read(self, data: pa.Buffer) -> pa.Table:
-        """Return the rows of a file; raises for what is none."""
+        """Return the rows of a file. Raises an exception for anything else."""
         with pa.ipc.open_file(data) as file:
             return file.read_all()

@@ -1,9 +1,9 @@
-"""A store of your own and a function for stored objects, by configuration:
+"""Your own store and a function for stored objects, named in the configuration:
 
     store: {type: "examples.hooks:SqliteStore", url: "sqlite:///var/lib/jetcapture/archive.db"}
     on_stored: {call: "examples.hooks:note_in_file"}
 
-The directory above `examples` must be on the PYTHONPATH. Any module of yours will do as well.
+The directory above `examples` must be on the PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from jetcapture_py import PermanentStoreError, StoredObject, StoreError, layout
 
 
 class SqliteStore:
-    """Objects as rows of an SQLite database: a transaction stores one whole or not at all, and durably."""
+    """Stores objects as rows of an SQLite database; a transaction is atomic and durable."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.path = url.removeprefix("sqlite://")
         self.timeout = float(options.get("timeout", 30))
 
     def put(self, name: layout.ObjectName, data: pa.Buffer) -> str:
-        """Store an object. Its name follows from its messages, so one that is there already is left as it is."""
+        """Store an object. The messages determine its name, so an existing one is kept."""
         self._run("INSERT OR IGNORE INTO objects VALUES (?, ?)", name.path, memoryview(data))
         return f"{self.path}#{name.path}"
 
     def probe(self) -> None:
-        """Store and remove a small object, to find out at the start what is wrong."""
+        """Store and remove a small object, so that problems show at the start."""
         self._run("INSERT OR REPLACE INTO objects VALUES ('_probe', x'')")
         self._run("DELETE FROM objects WHERE path = '_probe'")
 
@@ -45,7 +45,7 @@ class SqliteStore:
                 database.execute("PRAGMA synchronous = FULL")
                 database.execute("CREATE TABLE IF NOT EXISTS objects (path TEXT PRIMARY KEY, data BLOB NOT NULL)")
                 database.execute(statement, values)
-        except sqlite3.OperationalError as error:  # locked, or a full disk: it is tried again
+        except sqlite3.OperationalError as error:  # locked, or a full disk: jetcapture retries
             raise StoreError(f"cannot write {self.path}: {error}") from error
         except sqlite3.Error as error:  # not a database: retrying alone will not help
             raise PermanentStoreError(f"cannot write {self.path}: {error}") from error

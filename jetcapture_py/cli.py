@@ -146,7 +146,7 @@ def apply(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with the JetStream API's values.")] = False,
 ) -> None:
-    """Create or change the stream and the consumer as configured; show each change as -old +new; delete nothing."""
+    """Create or update the stream and the consumer; show each change as -old +new; delete nothing."""
     from jetcapture_py.config.model import load_managed
     from jetcapture_py.manage.apply import run
 
@@ -166,7 +166,7 @@ def check(
         typer.Option("--put-price", metavar="DOLLARS", min=0, help="Price of 1,000 writes; default: the list price."),
     ] = None,
 ) -> None:
-    """Check whether the configuration will work: server, permissions, store, and how long blocks will be."""
+    """Predict whether the configuration will work: server, permissions, store, length of blocks, costs."""
     from jetcapture_py import startup
     from jetcapture_py.config.model import load
     from jetcapture_py.config.units import parse_duration
@@ -184,7 +184,7 @@ def check(
 @app.command()
 def export(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
-    consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER", help="A consumer of it.")] = None,
+    consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER", help="A consumer of the stream.")] = None,
     servers: Annotated[
         list[str] | None, typer.Option("--servers", metavar="URL", help="NATS server; repeatable.")
     ] = None,
@@ -192,7 +192,7 @@ def export(
         str | None, typer.Option("--context", metavar="CONTEXT", help='A NATS CLI context; "": the selected one.')
     ] = None,
 ) -> None:
-    """Print a stream and a consumer of a server as a configuration by which `apply` changes nothing."""
+    """Print a stream and a consumer as a configuration; applying it changes nothing."""
     from jetcapture_py.config.model import nats_section
     from jetcapture_py.manage.export import run
 
@@ -225,7 +225,7 @@ def tap(
     count: Annotated[int, typer.Option("-n", min=1, max=100_000, help="How many messages.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per message.")] = False,
 ) -> None:
-    """Show the newest messages as the configuration sees them; store and acknowledge nothing."""
+    """Show how the configuration decodes the newest messages; store and acknowledge nothing."""
     from jetcapture_py import startup
     from jetcapture_py.config.model import load
 
@@ -238,7 +238,9 @@ def tap(
 @app.command()
 def test(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
-    cases: Annotated[Path, typer.Argument(metavar="CASES", help="Messages and what must become of them, YAML.")],
+    cases: Annotated[
+        Path, typer.Argument(metavar="CASES", help="The test cases, YAML: messages and their expected outcome.")
+    ],
 ) -> None:
     """Run unit tests of the configuration: message in, key, bucket and columns out. Needs no server."""
     from jetcapture_py import startup

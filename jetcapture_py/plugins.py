@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 
 from jetcapture_py.text import one_line
 
@@ -22,3 +23,24 @@ def load(reference: str) -> object:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         raise ValueError(f"cannot import {reference}: {one_line(error)}") from error
+
+
+def make(reference: str, kind: str, method: str) -> object:
+    """Return an object with `method`: the named one, or what the named class or function returns.
+
+    `kind` is what it should be, for the error. Raises ValueError with one line.
+    """
+    found = load(reference)
+    if callable(found) and (isinstance(found, type) or not hasattr(found, method)):
+        found = created(reference, found)
+    if not callable(getattr(found, method, None)):
+        raise ValueError(f"{reference} is not a {kind}: it has no method {method}")
+    return found
+
+
+def created(reference: str, factory: Callable[[], object]) -> object:
+    """Call the named class or function. Raises ValueError with one line, whatever it does."""
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error

@@ -199,7 +199,7 @@ class QueryArguments(ArchiveArguments):
     """How to read the archive with Spark SQL."""
 
     parquet_only: Annotated[
-        bool, Option("--parquet-only", help="Leave out objects in other formats, which cannot be read.")
+        bool, Option("--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise.")
     ] = False
     event_start: Annotated[
         datetime | None,

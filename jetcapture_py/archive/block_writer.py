@@ -1,4 +1,4 @@
-"""Formats of objects other than Parquet: NDJSON, CSV, and a user's own."""
+"""Write objects in formats other than Parquet: NDJSON, CSV, and custom formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
@@ -16,19 +16,19 @@ from jetcapture_py.archive.text import csv_header, csv_lines, json_lines
 from jetcapture_py.text import one_line
 
 PIECE = 4 << 20
-"""Bytes of columns that are turned into text at once."""
+"""Bytes of columns to convert to text at once."""
 _MOST_ROWS = 1 << 16
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # with gzip's header, in which zlib leaves the time at 0
 
 
 class BlockWriter(Protocol):
-    """Writes the rows of a block as one object, in a format of its own.
+    """Writes the rows of a block as one object in a custom format.
 
-    Obligations: the same rows give the same bytes, in every process, so nothing in them may depend on the time, the
-    host or a random number: a block that is stored again replaces itself. `write` is called from several threads at
-    once, and has no effect besides its result. `suffix` never changes: one or two parts of lower-case letters and
-    digits, each after a dot, of which the first is not `.parquet`, `.ndjson`, `.csv` or `.tmp`.
+    Obligations: the same rows give the same bytes in every process, so they must not depend on the time, the host or a
+    random number; storing a block again then does not change its object. `write` is called from several threads at once
+    and has no side effects. `suffix` never changes: one or two parts of lower-case letters and digits, each after a
+    dot; the first is not `.parquet`, `.ndjson`, `.csv` or `.tmp`.
 
     If `write` raises or returns no bytes, the block's messages go to the quarantine, which is always Parquet, with
     stage `encode`.
@@ -36,7 +36,7 @@ class BlockWriter(Protocol):
 
     @property
     def suffix(self) -> str:
-        """How the names of objects end, such as `.avro` or `.jsonl.gz`."""
+        """The end of objects' names, such as `.avro` or `.jsonl.gz`."""
         ...
 
     def write(self, table: pa.Table) -> bytes | pa.Buffer:
@@ -46,30 +46,30 @@ class BlockWriter(Protocol):
 
 @runtime_checkable
 class BlockReader(Protocol):
-    """A `BlockWriter` that also reads what it has written, so that `verify` can prove it."""
+    """A `BlockWriter` that can also read its objects, so that `verify` can check them."""
 
     def read(self, data: pa.Buffer) -> pa.Table:
         """Return the rows of an object, at least their columns `_nats_seq` and `_nats_timestamp`, in their order.
 
-        Obligations: raises an exception for bytes that `write` has not returned. Called from several threads.
+        Obligations: raises an exception for bytes that `write` did not return. Called from several threads.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TextWriter:
-    """Writes NDJSON or CSV, `kind`, in UTF-8; `compression` is none, gzip or zstd."""
+    """Writes UTF-8 text; `kind` is ndjson or csv, `compression` is none, gzip or zstd."""
 
     kind: str
     compression: str
 
     @property
     def suffix(self) -> str:
-        """Such as `.csv.gz`."""
+        """The end of objects' names, such as `.csv.gz`."""
         return f".{self.kind}{layout.COMPRESSED[self.compression]}"
 
     def write(self, pieces: Iterable[pa.Table], schema: pa.Schema, out: Any) -> None:
-        """Write rows as text to `out`, in CSV after a line with the names of the columns."""
+        """Write rows as text to `out`; CSV starts with a line of column names."""
         lines = csv_lines if self.kind == "csv" else json_lines
         with _compressed(out, self.compression) as sink:
             if self.kind == "csv":
@@ -82,7 +82,7 @@ class TextWriter:
 
 
 class _Gzip:
-    """Gzip without a time and a name, so that the same text makes the same bytes."""
+    """Writes gzip without a timestamp and a file name, so that the same text gives the same bytes."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
@@ -106,7 +106,7 @@ def _compressed(sink: Any, compression: str) -> Iterator[Any]:
 
 
 class _Open:
-    """A sink that stays open when what writes to it is closed."""
+    """A sink that stays open when a stream on top of it is closed."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
@@ -116,14 +116,14 @@ class _Open:
         return int(self._sink.write(data))
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         self.closed = True
 
 
 class UserWriter:
-    """A user's writer, checked: it fails with an ordinary exception, and returns bytes."""
+    """Wraps a user's writer: it can only raise ValueError or return bytes."""
 
     def __init__(self, writer: BlockWriter) -> None:
         """Raises ValueError with one line if its suffix cannot be used."""
@@ -150,7 +150,7 @@ class UserWriter:
 
     @property
     def reads(self) -> bool:
-        """Whether it reads what it has written."""
+        """Whether it can read its objects."""
         return isinstance(self._writer, BlockReader)
 
     def read(self, data: pa.Buffer) -> pa.Table:
@@ -165,7 +165,7 @@ class UserWriter:
 
 
 def make_writer(format: str, compression: str) -> TextWriter | UserWriter | None:  # noqa: A002 - named as the setting is
-    """Return what writes `block.format`; None for Parquet. Raises ValueError with one line.
+    """Return the writer for `block.format`; None for Parquet. Raises ValueError with one line.
 
     `package.module:object` is a `BlockWriter`, or a callable that returns one.
     """
@@ -173,19 +173,11 @@ def make_writer(format: str, compression: str) -> TextWriter | UserWriter | None
         return None
     if format in ("ndjson", "csv"):
         return TextWriter(format, compression)
-    found: Any = plugins.load(format)
-    if callable(found) and (isinstance(found, type) or not hasattr(found, "write")):
-        try:
-            found = found()
-        except (Exception, SystemExit) as error:
-            raise ValueError(f"{format} cannot be created: {one_line(error)}") from error
-    if not callable(getattr(found, "write", None)):
-        raise ValueError(f"{format} is not a writer: it has no method write")
-    return checked_writer(found, format)
+    return checked_writer(cast("BlockWriter", plugins.make(format, "writer", "write")), format)
 
 
 def checked_writer(writer: BlockWriter, name: str) -> UserWriter:
-    """Return a user's writer, checked. Raises ValueError with one line."""
+    """Check and wrap a user's writer. Raises ValueError with one line."""
     try:
         return UserWriter(writer)
     except ValueError as error:

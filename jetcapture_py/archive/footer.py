@@ -1,4 +1,4 @@
-"""Find and prove an object's Parquet footer, and read what it says of the object."""
+"""Find an object's Parquet footer, check its checksum, and read its metadata."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 
 MAGIC = b"PAR1"
-"""What a Parquet file begins and ends with."""
+"""The first and last bytes of a Parquet file."""
 USUAL = 64 << 10
-"""Bytes that most footers fit in."""
+"""Size that most footers do not exceed."""
 
 
 def length(tail: bytes) -> int:
-    """The size of a footer, with the length and magic bytes after it, by a file's last bytes; 0 if it is no Parquet."""
+    """Return the size of a footer with its length and magic bytes, from a file's last bytes; 0 if it is not Parquet."""
     return int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == MAGIC else 0
 
 
 def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
     """Read our entries in the footer of an object, of which `end(n)` gives the last n bytes, or all if it has fewer.
 
-    Raises ValueError if there is no footer, or none that is proven: Arrow may end the process over a broken one.
+    Raises ValueError without a footer with a valid checksum: Arrow may crash on a broken one.
     """
     tail = end(USUAL)
     size = length(tail)
@@ -36,7 +36,7 @@ def read(end: Callable[[int], bytes]) -> Mapping[str, str]:
 
 
 def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """Our own entries among a footer's key-value metadata, without their prefix."""
+    """Return our own entries of a footer's key-value metadata, without their prefix."""
     prefix = layout.METADATA_PREFIX.encode()
     return {
         name.removeprefix(prefix).decode(): text.decode()
@@ -47,18 +47,23 @@ def entries(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
 
 def bounds(metadata: pq.FileMetaData, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column at the top level; None without statistics in the footer."""
-    places = (index for index in range(metadata.num_columns) if metadata.schema.column(index).path == column)
-    place = next(places, None)
-    if place is None:
-        return None
-    groups = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
-    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
-        return None
-    return min(statistics.min for statistics in groups), max(statistics.max for statistics in groups)
+    found = []
+    for number in range(metadata.num_row_groups):
+        if (group := group_bounds(metadata.row_group(number), column)) is None:
+            return None
+        found.append(group)
+    return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+
+def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a column in a row group; None without statistics."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    known = next((each.statistics for each in columns if each.path_in_schema == column), None)
+    return (known.min, known.max) if known is not None and known.has_min_max else None
 
 
 def is_proven(footer: bytes) -> bool:
-    """Whether a footer, with the length and magic bytes after it, has a checksum and is what that says."""
+    """Whether a footer, with its length and magic bytes, has a valid checksum."""
     for place in layout.checksum_places(footer, layout.FOOTER_CHECKSUM):
         digits = footer[place : place + layout.CHECKSUM_DIGITS]
         if layout.checksum([footer], [place]).encode() == digits:

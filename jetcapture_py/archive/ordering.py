@@ -1,4 +1,4 @@
-"""The rows of a block in order, each message once, in pieces that are copied one at a time."""
+"""Sort the rows of a block and drop repeated messages, copying one piece at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 
 PIECE_BYTES = 28 << 20
-"""Bytes that are copied at once: a row group's, less what the stream's name adds."""
+"""Bytes to copy at once: those of a row group, without the column of the stream's name."""
 _PIECE = 64
-"""Rows that parts of batches have on average for writing them as they lie to be cheaper than copying them together."""
+"""Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
 
 
 def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table], int]:
-    """Sort rows by identity and leave out repeated ones: a message may lie in a block twice.
+    """Sort rows by identity and drop repeated ones: a block may contain a message twice.
 
-    Return tables of about `size` bytes, each made when it is asked for, and how many rows were left out. Rows that lie
-    in order already, in parts that are not tiny, are not copied.
+    Return an iterator of tables of about `size` bytes, and the number of dropped rows. Rows that are already in order,
+    in slices that are not tiny, are not copied.
     """
     order, messages = _order(table)
     ends = _ends(table, order, messages, size)
@@ -30,13 +30,13 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table
 
 
 def identity(table: pa.Table) -> tuple[Any, Any]:
-    """Sequences and timestamps, in microseconds, of all rows."""
+    """Return sequences and timestamps in microseconds of all rows."""
     seqs = table.column(layout.SEQ).to_numpy()
     return seqs, table.column(layout.TIMESTAMP).to_numpy().view(np.int64)
 
 
 def _order(table: pa.Table) -> tuple[Any, Any]:
-    """The rows to write, in order, None for all as they are; and which of them begin a message, None for each."""
+    """Return the rows to write, in order (None: all, as they are), and which of them begin a message (None: all)."""
     seqs, timestamps = identity(table)
     if (seqs[1:] > seqs[:-1]).all():
         return None, None
@@ -53,9 +53,9 @@ def _order(table: pa.Table) -> tuple[Any, Any]:
 
 
 def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
-    """Where the pieces end, by the payloads' sizes and an equal share of the rest for every row.
+    """Return the ends of the pieces, by the payloads' sizes and an equal share of the rest for every row.
 
-    All rows of a message lie in one piece.
+    All rows of a message are in one piece.
     """
     rows, total = table.num_rows if order is None else len(order), table.nbytes
     count = -(-total // size)
@@ -86,7 +86,7 @@ def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Tab
 
 
 def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
-    """The rows of `order`: parts of the batches where few will do, else copied."""
+    """Return the rows of `order`: as slices of the batches if these are few, else copied."""
     ends = np.cumsum([len(batch) for batch in batches])
     cut = np.zeros(ends[-1] + 1, bool)  # whether no part goes on beyond this row
     cut[ends] = True
@@ -101,7 +101,7 @@ def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
 
 
 def _copied(batches: Sequence[pa.RecordBatch], ends: Any, order: Any) -> pa.Table:
-    """The rows of `order`, copied out of the batches they lie in, and nothing else of these."""
+    """Copy the rows of `order` out of their batches."""
     owners = np.searchsorted(ends, order, side="right")
     grouped = np.argsort(owners, kind="stable")
     rows, owners = order[grouped], owners[grouped]

@@ -1,11 +1,11 @@
-"""Columns as text: as values of JSON, and as fields of CSV. Whole columns at a time, without an object for each value.
+"""Convert columns to JSON values and CSV fields, a column at a time, without a Python object per value.
 
 | type | JSON | CSV |
 |---|---|---|
 | timestamp | RFC 3339 with microseconds, with `Z` unless it has no zone | the same |
 | date, time | `2026-05-01`, `12:00:00.000000` | the same |
-| float | a number; null where it is none | the same; `NaN`, `Inf`, `-Inf` |
-| duration | the number of its units | the same |
+| float | a number; null for NaN and infinity | a number, `NaN`, `Inf`, `-Inf` |
+| duration | a number of its units | the same |
 | binary | base64 | the same |
 | list, struct, map | arrays and objects | their JSON |
 | null | null | `\\N` |
@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NULL = "\\N"
-"""A null in CSV, never in quotes. Many databases use it; some readers cannot tell an empty field from empty text."""
+"""Null in CSV, never quoted. Many databases use it; some readers cannot distinguish empty fields from empty text."""
 
 _ESCAPED = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CONTROL = r"[\x00-\x1f]"
 _DATE_END = 10
-"""Characters of a date."""
+"""Length of a date in characters."""
 
 
 def json_values(array: pa.Array) -> pa.StringArray:
@@ -66,7 +66,7 @@ def csv_fields(array: pa.Array) -> pa.StringArray:
 
 
 def csv_header(names: list[str]) -> bytes:
-    """Return the line with the names of the columns."""
+    """Return the line of column names."""
     return b",".join(name.encode() for name in _csv_text(pa.array(names, pa.string())).to_pylist()) + b"\n"
 
 
@@ -123,7 +123,7 @@ def _plain(array: pa.Array) -> pa.StringArray:
 
 
 def _quoted(text: pa.StringArray) -> pa.StringArray:
-    """Return text as strings of JSON; nulls stay."""
+    """Return text as JSON strings; nulls stay."""
     if pc.any(pc.match_substring_regex(text, r'["\\\x00-\x1f]')).as_py():
         for character, escaped in _ESCAPED.items():
             text = pc.replace_substring(text, character, escaped)
@@ -134,7 +134,7 @@ def _quoted(text: pa.StringArray) -> pa.StringArray:
 
 
 def _csv_text(text: pa.StringArray) -> pa.StringArray:
-    """Return text in quotes where it has to be: also if it is empty, or like a null; nulls stay."""
+    """Quote text that needs it, including empty text and text that looks like null; nulls stay."""
     special = pc.match_substring_regex(text, r'[",\r\n]|\A\z|\A\\N\z')
     if not pc.any(special).as_py():
         return text
@@ -150,7 +150,7 @@ def _objects(array: pa.StructArray) -> pa.StringArray:
 
 
 def _lists(array: pa.Array) -> pa.StringArray:
-    """Return lists as arrays; what a null has is not its text."""
+    """Return lists as JSON arrays; ignore values under null lists."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return _joined(json_values(array.flatten()), lengths, "[", "]")
 

@@ -1,7 +1,7 @@
-"""Announce stored objects, after their messages are acknowledged: a message on a NATS subject, and a call of user code.
+"""Announce stored objects after their messages are acknowledged: publish a message, and call user code.
 
-Announcing never delays a capture and never fails it. Objects wait in a bounded queue for each receiver; what does not
-fit, fails or hangs is counted, logged with a rate limit, and not repeated. The archive itself says what is stored.
+Announcing never delays or fails a capture. Each receiver has a bounded queue; announcements that do not fit, fail or
+hang are counted, logged with a rate limit, and not retried. The archive itself is the record of what is stored.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ from jetcapture_py.archive.layout import ObjectName, bucket_text
 from jetcapture_py.capture.call_thread import CallThread
 from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.config.model import OnStoredConfig
-from jetcapture_py.config.subjects import matches
+from jetcapture_py.config.subjects import covers
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.admin import filters_of
 from jetcapture_py.jetstream.permissions import Denial, refusal
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
-from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.on_stored")
 
 MOST_WAITING = 10_000
-"""Objects that may wait for one receiver."""
+"""Maximum objects in a receiver's queue."""
 TIMEOUT = 30.0
-"""Seconds that one announcement may take."""
+"""Maximum seconds of one announcement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
     """A stored object whose messages are acknowledged.
 
-    `location` is where the store says it lies, `bytes` its size, `messages` counts distinct messages, and `seconds` is
-    the time from sealing the block to the acknowledgement.
+    `location` is what the store returned, `bytes` the object's size, `messages` the number of distinct messages, and
+    `seconds` the time from sealing the block to the acknowledgement.
     """
 
     name: ObjectName
@@ -50,7 +49,7 @@ class StoredObject:
     seconds: float
 
     def fields(self) -> dict[str, Any]:
-        """Return what is published, as JSON values. `path` is relative to the archive's root."""
+        """Return the published JSON values. `path` is relative to the archive's root."""
         name = self.name
         return {
             "path": name.path,
@@ -69,29 +68,26 @@ class StoredObject:
 
 
 class OnStored(Protocol):
-    """Called for every stored object, the quarantine's as well, after its messages are acknowledged.
+    """Called for every stored object, including the quarantine's, after its messages are acknowledged.
 
-    It is called once for each object, or not at all: not after a crash between storing and calling, and not for what
-    is waiting when the process ends or when the queue is full. Sync functions and coroutine functions run one at a
-    time in a thread of their own, with an event loop of that thread that runs during calls only. A call that has not
-    returned after 30 seconds counts as failed, and so do those after it until it returns. What it raises is logged.
+    Called at most once per object: objects are skipped after a crash between storing and calling, if the queue is full,
+    or if they are still queued when the process ends. Functions and coroutine functions run one at a time in their own
+    thread, whose event loop runs only during calls. A call that does not return within 30 seconds counts as failed, and
+    so do later ones until it returns. Exceptions are logged.
     """
 
     def __call__(self, stored: StoredObject, location: str, /) -> object:
-        """Take note of `stored`, which lies at `location`; may return an awaitable."""
+        """Handle `stored`, which is at `location`; may return an awaitable."""
         ...
 
 
 def load_on_stored(reference: str) -> OnStored:
     """Return the configured function, or an instance of the configured class. Raises ValueError with one line."""
     found = plugins.load(reference)
-    try:
-        made = found() if isinstance(found, type) else found
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
-    if not callable(made):
+    found = plugins.created(reference, found) if isinstance(found, type) else found
+    if not callable(found):
         raise ValueError(f"{reference} cannot be called")
-    return cast("OnStored", made)
+    return cast("OnStored", found)
 
 
 def configured_call(config: OnStoredConfig) -> OnStored | None:
@@ -124,11 +120,11 @@ class Announcer:
         source = self._state.source
         if not self.subject:
             return
-        found = [each for each in await source.stream_subjects() if matches(each, self.subject)]
+        found = [each for each in await source.stream_subjects() if covers(each, self.subject)]
         if not found:
             return
         taken = f"stream {source.stream} takes {self.subject} itself ({found[0]})"
-        if any(matches(each, self.subject) for each in filters_of(source.state.config) or (">",)):
+        if any(covers(each, self.subject) for each in filters_of(source.state.config) or (">",)):
             raise ConfigError(f"on_stored.subject: {taken}, so that every object would cause another")
         event(log, logging.WARNING, "config.warning", warning=f"on_stored.subject: {taken}; it is not captured")
 
@@ -147,14 +143,14 @@ class Announcer:
             )
             for kind, receiver in self._receivers.items():
                 if not receiver.offer(stored):
-                    self._failed(kind, f"{MOST_WAITING} objects are waiting already", stored.name.path)
+                    self._failed(kind, f"{MOST_WAITING} objects are already waiting", stored.name.path)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """One endless task for each receiver."""
+        """Return one endless task per receiver."""
         return [self._deliver(kind, receiver) for kind, receiver in self._receivers.items()]
 
     async def finish(self, deadline: float) -> None:
-        """Announce what is waiting, until `deadline` by the event loop's clock."""
+        """Work off the queues, until `deadline` by the event loop's clock."""
         try:
             async with asyncio.timeout_at(deadline):
                 for receiver in self._receivers.values():
@@ -182,7 +178,7 @@ class Announcer:
         await self._state.source.publish(self.subject, json.dumps(stored.fields()).encode())
 
     def _denied(self, denial: Denial) -> bool:
-        """Whether the server has refused an announcement; logged once per connection."""
+        """Return whether a denial is about the announcements' subject; log it once per connection."""
         if (subject := denial.about(self.subject)) is None:
             return False
         reconnects = self._state.source.reconnects
@@ -203,7 +199,7 @@ class Announcer:
 
 
 class _Receiver:
-    """Objects that wait for one receiver."""
+    """A receiver and its queue."""
 
     def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]]) -> None:
         self.deliver = deliver
@@ -212,11 +208,11 @@ class _Receiver:
 
     @property
     def left(self) -> int:
-        """Objects not announced yet, the one in progress included."""
+        """Objects not announced yet, including the one in progress."""
         return self.offered - self.delivered
 
     def offer(self, stored: StoredObject) -> bool:
-        """Queue it; False when the queue is full."""
+        """Queue it; return False if the queue is full."""
         try:
             self.waiting.put_nowait(stored)
         except asyncio.QueueFull:

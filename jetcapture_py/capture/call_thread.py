@@ -18,7 +18,7 @@ Done = Callable[[BaseException | None], None]
 
 
 class CallThread:
-    """Makes one call at a time. What it returns may be awaitable, and is awaited for at most `timeout` seconds."""
+    """Makes one call at a time. An awaitable result is awaited for at most `timeout` seconds."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -27,7 +27,7 @@ class CallThread:
         self._since: float | None = None
 
     async def run(self, call: Call) -> None:
-        """Call and wait. Raises what the call raises, or JetcaptureError while an earlier call has not returned."""
+        """Make the call and wait. Raises its exception, or JetcaptureError if an earlier call has not returned."""
         if self._since is not None:
             waited = time.monotonic() - self._since
             raise JetcaptureError(f"an earlier call has not returned for {waited:.0f} s")

@@ -1,8 +1,8 @@
-"""Files on local disk for what does not fit in memory. They are for room, not for safety: a start begins with none.
+"""Keep rows and objects that do not fit in memory in files on local disk. The files do not survive a restart.
 
-Every process has a directory of its own below the configured one, which it keeps locked; those of dead processes are
-removed when the next one starts. Rows are Arrow IPC files, mapped into memory, so the system may take their pages back
-at any time. Nothing is synced: after a crash the server delivers the messages again.
+Every process has its own locked directory below the configured one; those of dead processes are removed when another
+process starts. Rows are Arrow IPC files, mapped into memory, so the system can reclaim their pages at any time. Nothing
+is synced: after a crash the server delivers the messages again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from jetcapture_py.capture.memory import lower_thread_priority
 
 _PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
 _ABANDONED = 3600.0
-"""Age in seconds after which a directory that was never finished belongs to a dead process."""
+"""Age in seconds after which an unfinished directory belongs to a dead process."""
 MOST_FILES = 20_000
 """Files of rows at once. Each is mapped, and Linux lets a process have 65,530 mappings (`vm.max_map_count`)."""
 
 
 class UsedUpError(OSError):
-    """The files have as many bytes as they may have: no fault, and there will be room again."""
+    """The spool is full. Not a failure: space will be freed."""
 
 
 class Spool:
-    """Files of at most `size` bytes together, in `path`. Its methods raise OSError, and may be called in any thread.
+    """Files in `path` of at most `size` bytes in total. Methods raise OSError and may be called from any thread.
 
-    What is spooled becomes an object in the end, with up to `resident` bytes of rows that stay in memory. That may take
-    the same room again, so it is kept free for that, here and on the disk.
+    Spooled rows, with up to `resident` bytes of rows from memory, are later written to an object of up to the same
+    size. Space for it is reserved, here and on the disk.
     """
 
     def __init__(self, path: Path, size: int, resident: int = 0) -> None:
@@ -60,12 +60,12 @@ class Spool:
 
     @property
     def bytes(self) -> int:
-        """Bytes in all files."""
+        """Total bytes of the files."""
         with self._lock:
             return self._used()
 
     def has_room(self, size: int, *, spare: bool = True) -> bool:
-        """Whether rows of `size` bytes may be written, and, unless not `spare`, the object that is made of them."""
+        """Whether rows of `size` bytes fit, and, with `spare`, also the object written from them."""
         with self._lock:
             return self._has_room(size, spare=spare)
 
@@ -82,13 +82,13 @@ class Spool:
         return self._rows + self._objects
 
     def open(self) -> None:
-        """Make this process's directory, and remove those of dead processes."""
+        """Create this process's directory, and remove those of dead processes."""
         self._opened()
 
     def write(self, batch: pa.RecordBatch, *, spare: bool = True) -> tuple[pa.RecordBatch, SpoolFile]:
         """Write rows; return the same rows, mapped, and their file.
 
-        The ack subjects stay in memory: they are needed all the time, where nobody may wait for a disk.
+        The ack subjects stay in memory: keeping messages alive must not wait for a disk.
         """
         position = batch.schema.get_field_index(REPLY)
         stored = batch.remove_column(position)
@@ -115,7 +115,7 @@ class Spool:
         return mapped.add_column(position, batch.schema.field(position), replies), file
 
     def sink(self) -> SpoolSink:
-        """A new file for an object."""
+        """Create a file for an object."""
         return SpoolSink(self, self._new("object"))
 
     def close(self) -> None:
@@ -129,14 +129,14 @@ class Spool:
             self._held = None
 
     def took(self, size: int) -> None:
-        """Account for bytes of an object that are about to be written."""
+        """Count bytes of an object that are about to be written."""
         with self._lock:
             if self._used() + size > self.size:
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
             self._objects += size
 
     def freed(self, size: int) -> None:
-        """Account for bytes of objects that are gone. The garbage collector calls it anywhere, so it takes no lock."""
+        """Count bytes of removed objects. Takes no lock, because the garbage collector may call it anywhere."""
         self._freed.append(size)
 
     def forget(self, file: SpoolFile) -> None:
@@ -152,7 +152,7 @@ class Spool:
             self._files -= 1
 
     def _check_disk(self, needed: int) -> None:
-        """Refuse what the disk has no room for, with what it will become."""
+        """Raise OSError if the disk has less free space than needed."""
         disk = os.statvfs(self._opened())
         if disk.f_bavail * disk.f_frsize < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -161,7 +161,7 @@ class Spool:
         return self._opened() / f"{next(self._names)}.{suffix}"
 
     def _opened(self) -> Path:
-        """This process's directory; made at the first use."""
+        """Return this process's directory; create it on first use."""
         with self._opening:
             if self._directory is None:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -175,14 +175,14 @@ class Spool:
 
 
 class SpoolFile:
-    """A file of rows that are mapped."""
+    """A file of mapped rows."""
 
     def __init__(self, spool: Spool, path: Path, size: int) -> None:
         self.path, self.size = path, size
         self._spool: Spool | None = spool
 
     def release(self) -> None:
-        """Have it removed; rows that are still in use stay readable."""
+        """Remove the file in the background; rows in use stay readable."""
         spool, self._spool = self._spool, None
         if spool is not None:
             with contextlib.suppress(RuntimeError):  # the spool is closed
@@ -190,7 +190,7 @@ class SpoolFile:
 
 
 class SpoolSink:
-    """A file that an object is written to. It has no name once the object is whole, and is gone with its last use."""
+    """An unnamed file that an object is written to. It disappears with its last use."""
 
     def __init__(self, spool: Spool, path: Path) -> None:
         self._spool = spool
@@ -205,7 +205,7 @@ class SpoolSink:
         return self._file.closed
 
     def write(self, data: Any) -> int:
-        """Append bytes. Raises OSError when there is no room."""
+        """Append bytes. Raises OSError without enough space."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
@@ -226,7 +226,7 @@ class SpoolSink:
         """Nothing is buffered."""
 
     def getvalue(self) -> pa.Buffer:
-        """Everything that was written, as a mapping that may be changed."""
+        """Return everything written, as a writable mapping."""
         try:
             mapped = mmap.mmap(self._file.fileno(), self._size)
         except (OSError, ValueError):
@@ -238,7 +238,7 @@ class SpoolSink:
         return pa.py_buffer(mapped)
 
     def close(self) -> None:
-        """Give up what is not an object yet."""
+        """Discard an unfinished object."""
         self._file.close()
         self._spool.freed(self._size)
         self._size = 0
@@ -255,7 +255,7 @@ def _sweep(path: Path) -> None:
 
 
 def _remove_unlocked(directory: Path) -> None:
-    """Remove a directory whose lock nobody holds. Raises OSError when somebody does."""
+    """Remove a directory if its lock is free. Raises OSError if it is held."""
     with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in directory.iterdir():

@@ -1,4 +1,4 @@
-"""Move rows of open blocks to the spool when they take too much memory, before blocks are sealed for it."""
+"""Move rows of open blocks to the spool under memory pressure, before blocks are sealed early."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jetcapture_py.log_limit import LogLimit
 log = logging.getLogger("jetcapture.spool")
 
 RETRY = 10.0
-"""Seconds after a failure during which blocks are sealed instead."""
+"""Seconds after a failure before the spool is tried again; until then blocks are sealed early."""
 QUIET = 300.0
-"""Seconds between two log lines about failures."""
+"""Minimum seconds between log lines about failures."""
 SMALL = 256 << 10
-"""Bytes left of a spooled chunk that go back to memory, where they are merged with others."""
+"""Remaining bytes below which a spooled chunk returns to memory, where it is merged with others."""
 
 
 class Spooling:
-    """Spools chunks of `blocks` while their open rows take more than a share of `memory` bytes.
+    """Spools chunks of `blocks` while their open rows use more than a share of `memory` bytes.
 
-    `active` while it does so. Nothing here raises: what cannot be spooled stays in memory.
+    `active` while spooling. Never raises: rows that cannot be spooled stay in memory.
     """
 
     def __init__(self, blocks: Blocks, spool: Spool, memory: int) -> None:
@@ -45,14 +45,14 @@ class Spooling:
         self._limit = LogLimit(QUIET)
 
     async def open(self) -> None:
-        """Make this process's directory, and remove those of dead processes."""
+        """Create this process's directory, and remove those of dead processes."""
         try:
             await asyncio.wrap_future(self.spool.threads.submit(self.spool.open))
         except OSError as error:
             self.failed(error)
 
     def begin(self, *, starved: bool) -> bool:
-        """Start to spool if memory is short; everything when `starved`. False when not needed or not possible."""
+        """Start spooling if memory is short, everything if `starved`. Return False if not needed or not possible."""
         if not self.active:
             enough = 0 if starved else self._memory // SPOOL_SHARE
             if self._blocks.resident <= enough or time.monotonic() < self._retry_at or self._next() is None:
@@ -63,7 +63,7 @@ class Spooling:
         return True
 
     async def steps(self) -> AsyncIterator[None]:
-        """Wait until it has begun; then spool chunk by chunk, until that is enough or fails."""
+        """Wait for `begin`, then spool one chunk per step until enough is spooled or it fails."""
         await self._wake.wait()
         self._wake.clear()
         try:
@@ -76,7 +76,7 @@ class Spooling:
             self.active = False
 
     def failed(self, error: Exception) -> None:
-        """The spool cannot be written to just now. May be called in any thread."""
+        """Record a failure, and pause spooling. May be called from any thread."""
         if isinstance(error, UsedUpError):
             return
         self.failures += 1
@@ -85,7 +85,7 @@ class Spooling:
             event(log, logging.WARNING, "spool.failed", path=self.spool.path, error=error, times=times)
 
     def _next(self) -> Chunk | None:
-        """The oldest chunk with rows of open blocks, if there is room for it; else one that can be made smaller."""
+        """Return the oldest chunk with rows of open blocks if it fits, else a spooled one that can shrink."""
         memory = self._blocks.memory
         for chunk in memory.large:
             if any(owner is not None and not owner.sealed_by for owner in chunk.owners):

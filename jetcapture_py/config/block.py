@@ -1,4 +1,4 @@
-"""The section `block`: when a block ends, which bucket its messages are of, and what its object looks like."""
+"""The `block` section: limits of a block, the time of its bucket, and the format of its object."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from jetcapture_py.config.section import Section, human
 
 
 class BlockConfig(Section):
-    """When a block ends, and what its object looks like."""
+    """Limits of a block, the time of its bucket, and the format of its object."""
 
-    interval: types.Interval = human("15m", "Length of a bucket, in time of `block.time`; must divide a day evenly.")
+    interval: types.Interval = human(
+        "15m", "Length of a bucket in the time that `block.time` names; must divide a day evenly."
+    )
     max_age: types.Duration = Field(
         default_factory=lambda data: data.get("interval", 0.0),
         description="Wall-clock time since a block's first message after which it is stored; defaults to the interval.",
@@ -23,16 +25,16 @@ class BlockConfig(Section):
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
     time: types.BlockTime = Field(
         default="timestamp",
-        description="The time that a message's bucket is made of: `timestamp` (when the stream stored it), a decoded "
+        description="The time that determines a message's bucket: `timestamp` (when the stream stored it), a decoded "
         "field, or `header.NAME`.",
     )
     time_unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="What numbers count as a time of `block.time`; without it, a number is not a time."
+        default=None, description="Unit of numbers in `block.time`; without it, a number is not a valid time."
     )
     time_fallback: Literal["timestamp"] | None = Field(
         default=None,
-        description="`timestamp`: a message without a readable time takes the stream's timestamp; else it goes to the "
-        "quarantine.",
+        description="`timestamp`: a message without a valid `block.time` gets the stream's timestamp; by default it "
+        "goes to the quarantine.",
     )
     format: types.BlockFormat = Field(
         default="parquet",
@@ -40,8 +42,8 @@ class BlockConfig(Section):
     )
     compression: Literal["none", "snappy", "gzip", "zstd", "lz4", "brotli"] = Field(
         default_factory=lambda data: "gzip" if data.get("format") in types.TEXT_FORMATS else "zstd",
-        description="Compression of Parquet columns, by default zstd; of NDJSON and CSV as a whole: `none`, `gzip` (by "
-        "default) or `zstd`.",
+        description="Compression of Parquet columns (default: zstd), or of whole NDJSON and CSV objects: `none`, "
+        "`gzip` (default) or `zstd`.",
     )
 
     @model_validator(mode="after")
@@ -61,9 +63,9 @@ class BlockConfig(Section):
 
 
 def without_payloads(data: object) -> object:
-    """A whole configuration, as it was read, with `decode.keep_payload` off where nothing is said and text is written.
+    """Turn `decode.keep_payload` off by default if `block.format` is a text format; `data` is the whole configuration.
 
-    Raises ValueError where nothing of a message would be kept then.
+    Raises ValueError if nothing of a message would be kept.
     """
     if not isinstance(data, dict):
         return data

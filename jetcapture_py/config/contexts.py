@@ -1,8 +1,8 @@
-"""Contexts of the NATS CLI: files that say where NATS is and how to log in.
+"""Read contexts of the NATS CLI: files with the servers' addresses and credentials.
 
-They lie in `$XDG_CONFIG_HOME/nats/context`, else in `~/.config/nats/context`, as `<name>.json`; `context.txt` beside
-that directory names the selected one. The fields are those of github.com/nats-io/jsm.go/natscontext. Values of a file
-are never part of a message: most of them are secrets.
+They are `<name>.json` in `$XDG_CONFIG_HOME/nats/context`, or in `~/.config/nats/context` without that variable;
+`context.txt` beside that directory names the selected one. The fields are those of
+github.com/nats-io/jsm.go/natscontext. Errors never show a file's values, because most of them are secrets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from jetcapture_py.config.units import quoted
 
 SELECTED = "NATS_CONTEXT"
-"""The environment variable that names a context where the configuration leaves the choice open."""
+"""The environment variable that names the context if the configuration's `context` is empty."""
 
 _DEFAULT_SERVER = "nats://127.0.0.1:4222"
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
@@ -33,10 +33,10 @@ _UNSUPPORTED = {
 
 
 def read_context(name: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of `nats` that a context holds. Raises ValueError with one line.
+    """Return a context as settings of the `nats` section. Raises ValueError with one line.
 
-    `name` is a name, or the path of a file that ends in .json; "" is the context that NATS_CONTEXT names, else the
-    selected one.
+    `name` is a context's name, or the path of a file that ends in .json; "" means the context that NATS_CONTEXT names,
+    or else the selected one.
     """
     root = _root(env)
     chosen = name or env.get(SELECTED, "") or _selected(root)
@@ -76,14 +76,14 @@ def _content(path: Path, name: str, root: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         known = sorted(each.stem for each in (root / "context").glob("*.json"))
-        hint = f"; there are {', '.join(known[:10])}" if known and not name.endswith(".json") else ""
+        hint = f"; known contexts: {', '.join(known[:10])}" if known and not name.endswith(".json") else ""
         raise ValueError(f"there is no context {quoted(name)}{hint}") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is not the JSON of a NATS CLI context")
+        raise ValueError(f"{path} is not a NATS CLI context: expected a JSON object")
     return found
 
 
@@ -122,7 +122,7 @@ class _Fields:
         return found
 
     def _servers(self) -> tuple[list[str], dict[str, str]]:
-        """Return the addresses without credentials, and the login that was part of them."""
+        """Return the addresses without credentials, and the credentials that were in them."""
         servers, login = [], {}
         for address in (self._text("url") or _DEFAULT_SERVER).split(","):
             scheme, separator, rest = address.strip().rpartition("://")
@@ -148,7 +148,7 @@ class _Fields:
         return {"token": token} if token else {}
 
     def _file_or_text(self, field: str, reference: str) -> dict[str, str]:
-        """Return credentials: the path of their file, or, where the context holds them itself, what they are."""
+        """Return credentials as the path of their file, or as they are if the context contains them."""
         path = self._path(reference)
         if path is not None:
             return {"creds" if field == "creds" else "nkey_seed_file": path}
@@ -157,11 +157,11 @@ class _Fields:
         if field == "nkey":
             return {"nkey_seed": seed[1] if seed else text.strip()}
         if seed is None or jwt is None:
-            raise ValueError("the context's creds do not hold a user's JWT and seed")
+            raise ValueError("the context's creds do not contain a user's JWT and seed")
         return {"user_jwt": jwt[1], "user_seed": seed[1]}
 
     def _path(self, reference: str) -> str | None:
-        """Return the path that a reference is; None if it is another kind of reference."""
+        """Return the path that a reference names; None if it is another kind of reference."""
         if reference.lower().startswith("file:"):
             return _expanded(reference[5:].removeprefix("//"), self._env)
         return None if re.match(r"[a-zA-Z][\w+.-]+:", reference) else _expanded(reference, self._env)
@@ -170,12 +170,14 @@ class _Fields:
         return self._resolved(field, self._text(field)).rstrip("\r\n")
 
     def _resolved(self, field: str, reference: str) -> str:
-        """Return the text behind a reference: as it is, from the environment, or decoded. Others are refused."""
+        """Resolve a reference to an environment variable, a file or base64 data; return other text unchanged."""
         scheme, _, rest = reference.partition(":")
         scheme = scheme.lower()
         if scheme == "env" and rest.startswith("//"):
             if not self._env.get(rest[2:]):
-                raise ValueError(f"the context's {field} is in the environment variable {quoted(rest[2:])}, not set")
+                raise ValueError(
+                    f"the context's {field} needs the environment variable {quoted(rest[2:])}, which is not set"
+                )
             return self._env[rest[2:]]
         if scheme == "data":
             head, comma, data = rest.partition(",")

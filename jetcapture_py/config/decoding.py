@@ -1,4 +1,4 @@
-"""The section `decode` of the configuration: how messages become columns, and which settings go together."""
+"""The `decode` section: how messages become columns, and which settings go together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {
     "null_text": _TEXT_FORMATS,
     "delimiter": ("csv",),
 }
-"""Settings of `decode` that only some formats have."""
+"""Formats that each setting applies to."""
 _ROWS: dict[str, tuple[str, ...]] = {
     "one": (),
     "lines": ("json", *_TEXT_FORMATS),
@@ -51,7 +51,7 @@ _ROWS: dict[str, tuple[str, ...]] = {
     "delimited": ("protobuf",),
 }
 _FIELDS = {"schema": "schema_file"}
-"""Attributes that are not called like their settings."""
+"""Attributes whose names differ from their settings."""
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "columns": _TEXT_FORMATS,
     "schema": ("avro", "protobuf"),
@@ -69,8 +69,8 @@ class DecodeConfig(Section):
     )
     columns: dict[str, Annotated[Column, BeforeValidator(_column, json_schema_input_type=str | Column)]] = Field(
         default_factory=dict,
-        description="Columns by name: a type, or a mapping with `type`, `path` and `unit`; empty means inferred, or "
-        "all fields of `schema`.",
+        description="Columns by name: a type, or a mapping with `type`, `path` and `unit`. Default: inferred, or all "
+        "fields of `schema`.",
     )
     keep_payload: bool = Field(
         default=True,
@@ -79,32 +79,33 @@ class DecodeConfig(Section):
     )
     rows: Literal["one", "lines", "array", "container", "delimited"] = Field(
         default="one",
-        description="Rows of a message: `one`; `lines` (json, csv, tsv): one a line; `array` (json, msgpack): one an "
-        "element; `container`: those of an Avro object container file; `delimited`: protobuf messages, each after its "
-        "length.",
+        description="Rows of a message: `one`; `lines` (json, csv, tsv): one per line; `array` (json, msgpack): one "
+        "per element; `container`: those of an Avro object container file; `delimited`: length-prefixed protobuf "
+        "messages.",
     )
     compression: Literal["none", "gzip", "zstd", "snappy", "auto"] = Field(
         default="none",
-        description="Compression of payloads; `auto` recognizes gzip, zstd and framed snappy and takes anything else "
-        "as it is.",
+        description="Compression of payloads; `auto` recognizes gzip, zstd and framed snappy and treats anything else "
+        "as uncompressed.",
     )
     max_inflated: types.Size = human(
-        "64MiB", "Size to which a payload may inflate; a larger one goes to the quarantine."
+        "64MiB", "Maximum size of a decompressed payload; a message with a larger one goes to the quarantine."
     )
     schema_file: types.FilePath | None = Field(
         default=None,
         alias="schema",
-        description="File with the Avro schema (`.avsc`) or with the descriptor set that `protoc` wrote.",
+        description="File with the Avro schema (`.avsc`), or with the descriptor set that `protoc` writes.",
     )
     message: str | None = Field(
         default=None, min_length=1, description="Full name of the protobuf type, such as `shop.v1.Order`."
     )
     registry: types.Registry | None = Field(
         default=None,
-        description="Writers' Avro schemas: a directory with `<id>.avsc` files, or the address of a schema registry.",
+        description="Source of writers' Avro schemas: a directory of `<id>.avsc` files, or the address of a schema "
+        "registry.",
     )
-    header: bool = Field(default=False, description="Whether csv and tsv payloads begin with the names of the fields.")
-    null_text: str = Field(default="", description="Text of a csv or tsv field, without quotes, that means null.")
+    header: bool = Field(default=False, description="Whether csv and tsv payloads start with a line of field names.")
+    null_text: str = Field(default="", description="Unquoted text of a csv or tsv field that means null.")
     delimiter: types.Delimiter = Field(default=",", description="Character between the fields of csv.")
 
     @model_validator(mode="after")

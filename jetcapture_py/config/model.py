@@ -31,7 +31,7 @@ from jetcapture_py.config.output import StoreConfig as StoreConfig
 from jetcapture_py.config.section import Section as Section
 from jetcapture_py.config.section import human
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
-from jetcapture_py.config.subjects import matches
+from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.plugins import is_reference
@@ -145,9 +145,7 @@ class Config(Section):
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
-    on_stored: OnStoredConfig = Field(
-        default_factory=OnStoredConfig, description="Who learns of stored objects, after the acknowledgement."
-    )
+    on_stored: OnStoredConfig = Field(default_factory=OnStoredConfig, description="Notifications of stored objects.")
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the process.")
     http: HttpConfig | None = Field(
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
@@ -169,16 +167,16 @@ class Config(Section):
     def _no_loop(self) -> Self:
         subject = (self.on_stored.subject or "").replace("{stream}", self.source.stream)
         for pattern in self.source.filter_subjects if subject else ():
-            if matches(pattern, subject):
+            if covers(pattern, subject):
                 raise wrong(
                     "on_stored.subject",
-                    f"{subject} is captured itself ({pattern}), so that every object would cause another",
+                    f"{subject} is itself captured ({pattern}), so every object would cause another",
                 )
         return self
 
     @property
     def has_user_code(self) -> bool:
-        """Whether it names an object of the user's, which may import anything."""
+        """Whether it names user code, which may import anything."""
         named = (self.decode.format, self.key, self.block.format, self.store.type or "", self.on_stored.call or "")
         return any(map(is_reference, named))
 
@@ -219,7 +217,7 @@ def parse(data: object, env: Mapping[str, str] = os.environ) -> Config:
 
 
 class Managed(Section):
-    """What of a configuration `jetcapture apply` needs. At least one of `stream` and `source` is there."""
+    """The sections that `jetcapture apply` needs. At least one of `stream` and `source` is set."""
 
     nats: NatsConfig = Field(default_factory=NatsConfig)
     stream: StreamSection | None = None
@@ -241,7 +239,7 @@ class Managed(Section):
 
 
 def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
-    """Read what `jetcapture apply` manages: of a whole configuration, or of a file with nothing else in it.
+    """Read the sections that `jetcapture apply` manages, from a whole configuration or a file with only these sections.
 
     Raises ConfigError with one line per problem.
     """
@@ -257,7 +255,7 @@ def load_managed(path: Path, env: Mapping[str, str] = os.environ) -> Managed:
 
 
 def nats_section(servers: Sequence[str] | None, context: str | None) -> NatsConfig:
-    """Return the section `nats` for options of a command line. Raises ConfigError."""
+    """Return the `nats` section for command line options. Raises ConfigError."""
     data = {"servers": servers or None, "context": context}
     try:
         return NatsConfig.model_validate(data)

@@ -1,4 +1,4 @@
-"""The `nats` section: servers, and how to log in to them."""
+"""The `nats` section: servers and credentials."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NatsConfig(Section):
     """The NATS servers, and how to log in to them: with at most one of user and password, token, creds, nkey_seed,
     user_jwt.
 
-    With `context`, all other settings are those of the NATS CLI's file, as it was when the configuration was read.
+    With `context`, all other settings come from the NATS CLI's file, which is read together with the configuration.
     """
 
     servers: types.Servers = Field(
@@ -47,7 +47,7 @@ class NatsConfig(Section):
     )
     context: types.Context | None = Field(
         default=None,
-        description="A NATS CLI context, by name or by the path of its .json file, in place of all other settings of "
+        description="A NATS CLI context, by name or by the path of its .json file, instead of all other settings of "
         "this section. Empty text: the one that NATS_CONTEXT names, else the selected one.",
     )
     user: str | None = Field(default=None, min_length=1, description="User name; needs `password` or `password_file`.")
@@ -69,7 +69,7 @@ class NatsConfig(Section):
     domain: types.Subject | None = Field(default=None, description="JetStream domain.")
     api_prefix: types.Subject | None = Field(
         default=None,
-        description="Prefix of the JetStream API in place of `$JS.API`, for streams imported from another account.",
+        description="Prefix of the JetStream API instead of `$JS.API`, for streams imported from another account.",
     )
     inbox_prefix: types.Subject = Field(
         default="_INBOX", description="Prefix of the subjects that replies are received on."
@@ -77,7 +77,7 @@ class NatsConfig(Section):
 
     @property
     def js_api(self) -> str:
-        """The subject that those of the JetStream API start with, without the dot after it."""
+        """The prefix of the JetStream API's subjects, without the dot at its end."""
         return self.api_prefix or (f"$JS.{self.domain}.API" if self.domain else "$JS.API")
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""Sections for what leaves the process: where objects go, who learns of them, and how much may be held until then."""
+"""The sections `store`, `on_stored` and `limits`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class StoreConfig(Section):
 
     type: types.Reference | None = Field(
         default=None,
-        description="A store of your own, called with `url` and `options`: `package.module:object`. Default: by `url`.",
+        description="Your own store, called with `url` and `options`: `package.module:object`. Default: by `url`.",
     )
     url: types.StoreUrl = Field(
         description="Absolute path, file:///, s3://, abfs://, az://, gs:// or memory://; may contain `{key}`. With "
@@ -29,23 +29,23 @@ class StoreConfig(Section):
 
 
 class OnStoredConfig(Section):
-    """Who learns of an object after it is stored and its messages are acknowledged."""
+    """Notifications of stored objects, sent after their messages are acknowledged."""
 
     subject: types.SubjectTemplate | None = Field(
         default=None,
-        description="Subject that a message is published on for each object, as JSON; may contain `{stream}`.",
+        description="Subject to publish a JSON message to for each object; may contain `{stream}`.",
     )
     call: types.Reference | None = Field(
-        default=None, description="Function of your own that is called for each object: `package.module:function`."
+        default=None, description="Your own function, called for each object: `package.module:function`."
     )
 
 
 class SpoolConfig(Section):
-    """Room on local disk for open blocks. It is empty at every start."""
+    """Space on local disk for open blocks. It is empty at every start."""
 
-    path: types.FilePath = Field(description="Directory on a local disk; every process has one of its own in it.")
+    path: types.FilePath = Field(description="Directory on a local disk, in which every process makes its own.")
     size: types.Size = Field(
-        description="Size of all files in it together; half of it is for rows, the rest for the objects made of them."
+        description="Maximum size of all its files; half is for rows, the rest for the objects written from them."
     )
 
 
@@ -57,5 +57,6 @@ class LimitsConfig(Section):
         default=1_000, description="Blocks open at the same time; above this the largest are sealed."
     )
     spool: SpoolConfig | None = Field(
-        default=None, description="Rows that exceed the memory are moved here, before blocks are sealed for it."
+        default=None,
+        description="Local disk to move rows to when they exceed the memory, before blocks are sealed early.",
     )

@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common."""
+"""The base class of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 def human(text: str, description: str) -> Any:
-    """A setting whose default is written as in the file, and shown so in the schema."""
+    """Define a setting whose default is written as in the file, and appears like that in the schema."""
     return Field(text, validate_default=True, description=description)
 
 
@@ -17,7 +17,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     keeps_null: ClassVar[frozenset[str]] = frozenset()
-    """Settings for which "no value" is not the same as "left out"."""
+    """Settings for which null differs from a missing setting."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,8 +1,8 @@
-"""The `stream` section, and the consumer's settings beyond those of `source`: what `jetcapture apply` manages.
+"""The sections `stream` and `source.consumer_config`, which `jetcapture apply` manages.
 
-Names are those of the JetStream API (StreamConfig and ConsumerConfig of nats-server 2.15). A value is held as the API
-has it: durations in nanoseconds, sizes in bytes, -1 for no limit. Only what the file names is managed; everything else
-stays as it is on the server.
+Names are those of the JetStream API (StreamConfig and ConsumerConfig of nats-server 2.15). Values are in the API's
+units: durations in nanoseconds, sizes in bytes, -1 for no limit. Only settings in the file are managed; all others stay
+as they are on the server.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TransformSection(Section):
 
 
 class ExternalSection(Section):
-    """Where a stream of another account or domain is."""
+    """Access to a stream of another account or domain."""
 
     api: str = Field(description="Prefix of its JetStream API, such as `$JS.hub.API`.")
     deliver: str | None = Field(default=None, description="Prefix of the subjects it delivers to.")
@@ -119,7 +119,7 @@ class ConsumerLimitsSection(Section):
 
 
 class StreamSection(Section):
-    """The stream as `jetcapture apply` makes it. What is left out stays as it is on the server."""
+    """The stream as `jetcapture apply` configures it. Settings that are left out stay as they are on the server."""
 
     keeps_null = frozenset({"mirror", "placement", "republish", "subject_transform"})
 
@@ -128,7 +128,7 @@ class StreamSection(Section):
     subjects: tuple[types.FilterSubject, ...] | None = Field(default=None, description="Subjects to store.")
     retention: Literal["limits", "interest", "workqueue"] | None = Field(
         default=None,
-        description="When messages go: by limits, or once all consumers (interest) or one (workqueue) acked them.",
+        description="When to remove messages: at limits, or once all consumers (interest) or one (workqueue) acked.",
     )
     max_consumers: Limit | None = Field(default=None, description="Maximum number of consumers, or `unlimited`.")
     max_msgs: Limit | None = Field(default=None, description="Maximum number of messages, or `unlimited`.")
@@ -136,9 +136,11 @@ class StreamSection(Section):
     max_age: Nanoseconds | None = Field(default=None, description="Maximum age of a message, or `unlimited`.")
     max_msgs_per_subject: Limit | None = Field(default=None, description="Maximum per subject, or `unlimited`.")
     max_msg_size: Bytes | None = Field(default=None, description="Maximum size of a message, or `unlimited`.")
-    discard: Literal["old", "new"] | None = Field(default=None, description="What goes when a limit is reached.")
+    discard: Literal["old", "new"] | None = Field(
+        default=None, description="What to discard at a limit: old messages or new ones."
+    )
     discard_new_per_subject: bool | None = Field(
-        default=None, description="With `discard: new`, refuse messages of a subject that has its maximum."
+        default=None, description="With `discard: new`, refuse messages of a subject at its maximum."
     )
     storage: Literal["file", "memory"] | None = Field(default=None, description="Where messages are kept.")
     num_replicas: types.Count | None = Field(default=None, description="Servers that hold the stream.")
@@ -148,7 +150,7 @@ class StreamSection(Section):
     )
     placement: PlacementSection | None = Field(default=None, description="Which servers hold it; `null`: any.")
     mirror: StreamSourceSection | None = Field(
-        default=None, description="The stream that this one is a copy of; `null` makes a mirror an ordinary stream."
+        default=None, description="Stream to mirror; `null` turns a mirror into an ordinary stream."
     )
     sources: tuple[StreamSourceSection, ...] | None = Field(
         default=None, description="Streams to copy from, each with the settings of `stream.mirror`."
@@ -159,15 +161,17 @@ class StreamSection(Section):
         default=None, description="Map subjects before storing; `null`: no mapping."
     )
     republish: RepublishSection | None = Field(default=None, description="Publish stored messages; `null`: no.")
-    sealed: bool | None = Field(default=None, description="Refuse new messages and deletions, from then on.")
-    deny_delete: bool | None = Field(default=None, description="Refuse to delete messages, from then on.")
-    deny_purge: bool | None = Field(default=None, description="Refuse to purge the stream, from then on.")
-    allow_rollup_hdrs: bool | None = Field(default=None, description="Let a message replace all before it.")
-    allow_direct: bool | None = Field(default=None, description="Let every replica answer requests for messages.")
-    mirror_direct: bool | None = Field(default=None, description="Let a mirror answer for its origin as well.")
-    allow_msg_ttl: bool | None = Field(default=None, description="Messages may have a TTL of their own (2.11).")
+    sealed: bool | None = Field(default=None, description="Refuse new messages and deletions, permanently.")
+    deny_delete: bool | None = Field(default=None, description="Refuse to delete messages, permanently.")
+    deny_purge: bool | None = Field(default=None, description="Refuse to purge the stream, permanently.")
+    allow_rollup_hdrs: bool | None = Field(
+        default=None, description="Allow a message to replace all earlier ones (rollup)."
+    )
+    allow_direct: bool | None = Field(default=None, description="Allow every replica to answer requests for messages.")
+    mirror_direct: bool | None = Field(default=None, description="Allow a mirror to answer for its origin.")
+    allow_msg_ttl: bool | None = Field(default=None, description="Allow messages with their own TTL (2.11).")
     subject_delete_marker_ttl: Nanoseconds | None = Field(
-        default=None, description="How long markers of removed messages are kept (2.11)."
+        default=None, description="How long to keep markers of removed messages (2.11)."
     )
     allow_msg_counter: bool | None = Field(default=None, description="The stream holds counters (2.12).")
     allow_atomic: bool | None = Field(default=None, description="Allow atomic batches (2.12).")
@@ -181,19 +185,18 @@ class StreamSection(Section):
 
 
 class ConsumerSection(Section):
-    """Settings of the consumer beyond those of `source`. What is left out stays as it is on the server."""
+    """Further settings of the consumer. Settings that are left out stay as they are on the server."""
 
     description: str | None = Field(default=None, description="Free text.")
     max_deliver: Limit | None = Field(
         default=None,
-        description="Deliveries of a message before the server gives up on it, so that the archive misses it; "
-        "default: unlimited.",
+        description="Maximum deliveries of a message; afterwards the archive misses it. Default: unlimited.",
     )
     backoff: tuple[Nanoseconds, ...] | None = Field(
-        default=None, description="Times before the second, third, … delivery; the first replaces `source.ack_wait`."
+        default=None, description="Delays before the second, third, … delivery; the first replaces `source.ack_wait`."
     )
     sample_freq: Annotated[str, BeforeValidator(_text_of_percent)] | None = Field(
-        default=None, description="Percentage of acknowledgements that the server publishes samples of."
+        default=None, description="Percentage of acknowledgements to publish as samples."
     )
     max_waiting: types.Count | None = Field(default=None, description="Maximum number of open pulls.")
     max_batch: types.Count | None = Field(default=None, description="Maximum messages that a pull may ask for.")
@@ -203,15 +206,15 @@ class ConsumerSection(Section):
         default=None, description="Time without pulls after which the server deletes the consumer; default: never."
     )
     num_replicas: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="Servers that hold its state; 0: as the stream."
+        default=None, description="Servers that hold its state; 0: as for the stream."
     )
-    mem_storage: bool | None = Field(default=None, description="Keep its state in memory alone.")
+    mem_storage: bool | None = Field(default=None, description="Keep its state in memory only.")
     metadata: _Metadata | None = Field(default=None, description="Names and values, as a whole.")
     pause_until: types.ExactTime | None = Field(default=None, description="Deliver nothing until then, RFC 3339.")
 
 
 def api_values(section: Section) -> dict[str, Any]:
-    """The settings that are in the file, as the JetStream API spells them; None where the file says `null`."""
+    """Return the settings in the file with the values of the JetStream API; None for `null`."""
     return {
         name: _plain(getattr(section, name)) for name in type(section).model_fields if name in section.model_fields_set
     }

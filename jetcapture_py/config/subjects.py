@@ -1,14 +1,25 @@
-"""Subjects with wildcards."""
+"""Compare subject patterns: `*` is one token, `>` at the end is one or more."""
 
 from __future__ import annotations
 
 
-def matches(pattern: str, subject: str) -> bool:
-    """Whether a pattern such as `orders.*.new` or `orders.>` matches a subject without wildcards."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    for place, want in enumerate(wanted):
-        if want == ">":
-            return len(tokens) > place
-        if place >= len(tokens) or want not in ("*", tokens[place]):
+def covers(pattern: str, other: str) -> bool:
+    """Whether `pattern` matches `other`, or, where that has wildcards itself, every subject that `other` matches."""
+    tokens, others = pattern.split("."), other.split(".")
+    for index, part in enumerate(tokens):
+        if part == ">":
+            return len(others) > index
+        if index >= len(others) or others[index] == ">" or part not in ("*", others[index]):
             return False
-    return len(wanted) == len(tokens)
+    return len(tokens) == len(others)
+
+
+def overlaps(pattern: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    tokens, others = pattern.split("."), other.split(".")
+    for one, another in zip(tokens, others, strict=False):
+        if ">" in (one, another):
+            return True
+        if "*" not in (one, another) and one != another:
+            return False
+    return len(tokens) == len(others)

@@ -33,9 +33,9 @@ _NAME = re.compile(r"[^\s.*>/\\]{1,255}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _SCHEMES = ("nats", "tls", "ws", "wss")
 FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
-"""The formats of payloads that we decode."""
+"""Built-in formats of payloads."""
 TEXT_FORMATS, TEXT_COMPRESSIONS = ("ndjson", "csv"), ("none", "gzip", "zstd")
-"""Formats of objects that are text, and how these are compressed."""
+"""Text formats of objects, and their compressions."""
 _STORES = ("file", "s3", "abfs", "az", "gs", "memory")
 
 
@@ -196,7 +196,7 @@ def _decode_format(value: str) -> str:
 
 
 def _registry(value: str) -> str:
-    """Only the scheme is ever shown: people put credentials into addresses."""
+    """Check an address. Errors show only its scheme, because it may contain credentials."""
     scheme, separator, rest = value.partition("://")
     if not value.isprintable() or not (rest if separator else value):
         raise ValueError("expected a directory, or an address such as http://registry:8081")
@@ -234,7 +234,7 @@ def _block_time(value: str) -> str:
 
 
 def _checked(value: str, parse: Callable[[str], object]) -> str:
-    """The text, after its own parser has agreed to it."""
+    """Return the text if its parser accepts it."""
     parse(value)
     return value
 
@@ -268,7 +268,7 @@ def _subject_template(value: str) -> str:
 
 
 def _store_url(value: str, info: ValidationInfo) -> str:
-    """Only the scheme is ever shown: people put credentials into addresses."""
+    """Check an address. Errors show only its scheme, because it may contain credentials."""
     if not value.isprintable() or re.search(r"[{}]", value.replace("{key}", "")):
         raise ValueError("expected an address without control characters and with no placeholder but {key}")
     scheme, separator, rest = value.partition("://")

@@ -64,6 +64,11 @@ def subjects_like(reply: bytes, seqs: Any, delivery: int) -> pa.BinaryArray:
     return pc.binary_join_element_wise(head, numbers, tail, b"")
 
 
+def first_delivery(stream: str, consumer: str, seq: int, time: int) -> bytes:
+    """Build the ack subject of a message's first delivery; `time` is in nanoseconds since the epoch."""
+    return f"$JS.ACK.{stream}.{consumer}.1.{seq}.{seq}.{time}.0".encode()
+
+
 def positions(stream: str, consumer: str, replies: pa.BinaryArray) -> tuple[Any, Any]:
     """Return stream sequences and timestamps in nanoseconds as int64 arrays; drop messages not of the consumer."""
     (_, seqs, nanoseconds), _ = ack_numbers(replies, stream, consumer)

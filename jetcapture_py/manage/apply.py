@@ -1,4 +1,4 @@
-"""The `apply` command: make stream and consumer on the server as configured. Nothing is ever deleted."""
+"""The `apply` command: create or update the stream and the consumer as configured. Never delete anything."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A plan, and what came of it. `answer` is the server's configuration after it, None where nothing was asked.
+    """A plan and its result. `answer` is the server's configuration afterwards, None if nothing was requested.
 
-    `ignored` are settings that the server has not taken.
+    `ignored` are settings that the server did not adopt.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class Applied:
     ignored: Sequence[Difference] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Return it as JSON values, those of settings as the JetStream API has them."""
+        """Return JSON values; settings have the values of the JetStream API."""
         plan = self.plan
         return {
             "kind": plan.kind,
@@ -64,14 +64,14 @@ def run(managed: Managed, *, dry_run: bool, as_json: bool) -> int:
             console.print(line)
         for left in each.ignored:
             asked, has = show.shown(left.name, left.wanted), show.shown(left.name, left.actual)
-            console.print(Text(f"  {left.name}: the server did not take {asked}; it has {has}", "yellow"))
+            console.print(Text(f"  {left.name}: the server ignored {asked} and has {has}", "yellow"))
     if any(not each.plan.possible or each.ignored for each in applied):
         return REFUSED
     return WOULD_CHANGE if dry_run and any(each.plan.action != "none" for each in applied) else DONE
 
 
 async def apply(managed: Managed, *, dry_run: bool) -> list[Applied]:
-    """Make stream and consumer as configured; nothing is done when anything is refused. Raises SourceError."""
+    """Create or update the stream and the consumer; change nothing if anything is refused. Raises SourceError."""
     async with ReadSession(managed.nats, f"jetcapture apply {managed.stream_name}", timeout=TIMEOUT) as session:
         planned = await plans(session, managed)
         if dry_run or not all(plan.possible for plan in planned):

@@ -1,6 +1,6 @@
-"""The `test` command: unit tests of a configuration. Messages in; key, bucket, columns or quarantine out.
+"""The `test` command: run unit tests of a configuration. Messages in; key, bucket, columns or quarantine out.
 
-No server and no store is needed. Cases are a YAML list beside the configuration; see docs/recipes.md.
+No server and no store is needed. Cases are a YAML list; docs/jetstream.md describes them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from jetcapture_py.config import yaml_text
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.model import Config, read_text
 from jetcapture_py.config.section import Section
-from jetcapture_py.config.units import dotted, format_time, kind, parse_time
+from jetcapture_py.config.units import dotted, format_time, kind, microseconds_of, parse_time
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.manage.newest import ack_subject, matches
+from jetcapture_py.manage.newest import matches
 from jetcapture_py.manage.outcome import MessageOutcome, outcomes, plain
 from jetcapture_py.text import escaped
 
@@ -87,14 +88,14 @@ class CaseMessage(Section):
 
 
 class CaseQuarantine(Section):
-    """That the message goes to the quarantine: with this stage, and this text in its error."""
+    """Expects that the message goes to the quarantine, with this stage and this text in its error."""
 
     stage: str | None = None
     error: str = ""
 
 
 class CaseExpectation(Section):
-    """What must become of the message; only what is given is compared."""
+    """The expected outcome of a message; only the given parts are compared."""
 
     keeps_null = frozenset({"key"})
 
@@ -139,7 +140,7 @@ def load_cases(path: Path) -> tuple[Case, ...]:
 
 
 def run(config: Config, path: Path) -> int:
-    """Run every case and print the failed ones with what differs; return the exit code. Raises ConfigError."""
+    """Run every case, print the results and the differences, and return the exit code. Raises ConfigError."""
     cases = load_cases(path)
     console = Console(soft_wrap=True, highlight=False)
     failed = 0
@@ -155,7 +156,7 @@ def run(config: Config, path: Path) -> int:
 
 
 def differences(config: Config, case: Case, number: int) -> Iterator[str]:
-    """Yield one line for everything that is not as expected. `number` is the sequence, unless the case has one."""
+    """Yield one line per difference. `number` is the message's sequence, unless the case has one."""
     source, message, expected = config.source, case.message, case.expect
     if not matches(message.subject, source.filter_subjects):
         yield f"subject: {escaped(message.subject)} matches none of source.filter_subjects; it would not be captured"
@@ -180,8 +181,7 @@ def differences(config: Config, case: Case, number: int) -> Iterator[str]:
 
 def _outcome(config: Config, message: CaseMessage, number: int) -> MessageOutcome:
     source, seq = config.source, message.sequence or number
-    time_ = (message.timestamp - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
-    reply = ack_subject(source.stream, source.consumer, seq, time_)
+    reply = first_delivery(source.stream, source.consumer, seq, microseconds_of(message.timestamp) * 1000)
     received = Received.of([message.subject.encode()], [reply], [message.header_block], [message.data])
     return outcomes(replace(preparer(config, None, None), keep_payload=True), received)[0]
 
@@ -224,7 +224,7 @@ def _quoted(value: object) -> str:
 
 
 def same(expected: Any, found: Any) -> bool:
-    """Whether a value of YAML means the value of a column: a time or a decimal may be text, bytes are base64."""
+    """Whether a YAML value equals a column's value: times and decimals may be text, bytes are base64."""
     if expected is None or found is None:
         return expected is found
     if isinstance(found, bool) or isinstance(expected, bool):

@@ -28,16 +28,16 @@ from jetcapture_py.manage.findings import Findings
 from jetcapture_py.manage.forecast import Forecast, forecast, put_price
 from jetcapture_py.manage.plan import found
 from jetcapture_py.manage.traffic import Sample, rates, sample
-from jetcapture_py.store import open_store
+from jetcapture_py.store import configured_store
 from jetcapture_py.text import plural
 
 WORKS, FAILS = 0, 1
 TIMEOUT = 5.0
 OUTAGE = 86_400.0
-"""Seconds that a capture may be down before messages are lost, where nothing else is asked for."""
+"""Default of --outage: seconds that a capture may be down without losing messages."""
 _SHORT_RETENTION = 3_600.0
 _SMALL_PART = 0.8
-"""Blocks shorter than this part of the configured length are reported."""
+"""Report blocks shorter than this share of the configured length."""
 _MONTH = 30
 
 
@@ -53,9 +53,9 @@ def run(config: Config, *, as_json: bool, outage: float | None, price: float | N
 
 
 async def check(config: Config, *, outage: float | None = None, price: float | None = None) -> Findings:
-    """Check everything that can be checked; `outage` in seconds, `price` in US dollars per 1,000 writes.
+    """Check the configuration; `outage` is in seconds, `price` in US dollars per 1,000 writes.
 
-    Raises ConfigError for what shows only at a start, such as a missing extra.
+    Raises ConfigError for problems that also end a capture at its start, such as a missing extra.
     """
     _make_parts(config)
     findings = Findings()
@@ -79,7 +79,7 @@ def _make_parts(config: Config) -> None:
 
 def _store(config: Config, findings: Findings) -> None:
     try:
-        open_store(config.store.url, config.store.options).probe()
+        configured_store(config.store).probe()
     except StoreError as error:
         findings.problem("store", f"objects cannot be stored: {error}")
     else:
@@ -115,7 +115,7 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
 
 
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:
-    """Return the stream, None where there is none, and whether this user may know."""
+    """Return the stream, None if it does not exist or is unknown, and whether the user may look it up."""
     try:
         return await found(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND), True
     except SourceError as error:
@@ -124,7 +124,7 @@ async def _stream(session: ReadSession, stream: str, findings: Findings) -> tupl
 
 
 async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> dict[str, Any] | None:
-    """Return the consumer, None where there is none. A capture needs the permission to look."""
+    """Return the consumer, None if it does not exist. A capture needs the permission to look it up."""
     try:
         return await found(session, f"CONSUMER.INFO.{source.stream}.{source.consumer}", CONSUMER_NOT_FOUND)
     except SourceError as error:
@@ -145,7 +145,7 @@ async def _traffic(
     outage: float | None,
     price: float,
 ) -> None:
-    """Sample the newest messages, measure the rate, and do the arithmetic."""
+    """Sample the newest messages, measure the rate, and predict blocks and costs."""
     newest = await sample(session, config)
     source = config.source
     rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
@@ -153,7 +153,7 @@ async def _traffic(
     _decoded(findings, newest)
     _retention(findings, stream, whole, config, outage)
     if not rate:
-        findings.skipped("traffic", "no message has come lately; blocks and costs cannot be predicted")
+        findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
         return
     unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
     predicted = forecast(config, newest.traffic(rate), unacked)
@@ -189,14 +189,14 @@ def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float
 def _cost(findings: Findings, predicted: Forecast, price: float) -> None:
     daily = predicted.requests / 1000 * price
     findings.figures |= {"put_price": price, "dollars_a_day": daily}
-    cost = f", some ${daily:,.2f} a day or ${daily * _MONTH:,.2f} a month" if price else ""
+    cost = f", about ${daily:,.2f} a day or ${daily * _MONTH:,.2f} a month" if price else ""
     findings.ok("cost", f"{predicted.objects:,.0f} objects and {predicted.requests:,.0f} writes a day{cost}")
 
 
 def _retention(
     findings: Findings, stream: Mapping[str, Any], rate: float, config: Config, outage: float | None
 ) -> None:
-    """Compare how long the stream keeps a message that nobody has captured yet with the longest outage."""
+    """Compare how long the stream keeps uncaptured messages with the longest outage."""
     settings, state = stream["config"], stream["state"]
     size = state["bytes"] / state["messages"] if state["messages"] else 0
     kept = {
@@ -217,14 +217,14 @@ def _retention(
     held = config.block.max_age
     if seconds < max(_SHORT_RETENTION, held) or (outage is not None and seconds < outage):
         longest = format_duration(max(held, wanted))
-        findings.problem("retention", f"{text}: a longer outage loses some; raise it to {longest} or more")
+        findings.problem("retention", f"{text}: a longer outage loses messages; raise it to {longest} or more")
     elif seconds < wanted:
-        findings.warning("retention", f"{text}: a longer outage loses some; {format_duration(wanted)} is safer")
+        findings.warning("retention", f"{text}: a longer outage loses messages; {format_duration(wanted)} is safer")
     else:
         findings.ok("retention", f"{text}, longer than an outage of {format_duration(wanted)}")
 
 
 def _short(seconds: float) -> str:
-    """Return a duration without digits that mean nothing."""
+    """Format a duration, rounded to a sensible precision."""
     digits = -1 if seconds >= 600 else 0 if seconds >= 10 else 1
     return format_duration(float(round(seconds, digits)))

@@ -10,6 +10,7 @@ from typing import Any
 import nats.errors
 
 from jetcapture_py.config.model import Config, Managed, SourceConfig
+from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.admin import consumer_state
@@ -20,15 +21,15 @@ from jetcapture_py.manage.findings import Findings
 from jetcapture_py.manage.plan import Plan, plans
 
 WRONG_CLOCK, DOUBTFUL_CLOCK = 60.0, 5.0
-"""Seconds between this clock and the server's: signatures for object storage fail, and ages are wrong."""
+"""Seconds between this clock and the server's. Otherwise signed requests to object storage fail and ages are wrong."""
 SHORT_WAIT, DOUBTFUL_WAIT = 5.0, 15.0
-"""Seconds of `ack_wait`: messages are kept alive every third of it, and a pause for longer has them redelivered."""
+"""Seconds of `ack_wait`: messages are kept alive every third of it, so a pause of the rest causes redeliveries."""
 _ALMOST = 0.9
 _ANSWER = 5.0
 
 
 async def check_account(session: ReadSession, findings: Findings) -> Mapping[str, Any] | None:
-    """Check that JetStream answers, and how much of the account's limits is left; None if it does not answer."""
+    """Check that JetStream answers, and the account's usage. Return the account, None if it does not answer."""
     before = datetime.now(UTC)
     try:
         account = await session.api.request("INFO")
@@ -57,7 +58,7 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
 
 
 def check_clock(findings: Findings, answer: Mapping[str, Any], received: datetime) -> None:
-    """Compare this machine's clock with that of the server, which answered just now."""
+    """Compare this machine's clock with the server's, which has just answered."""
     if "ts" not in answer:
         return
     ahead = (received - datetime.fromisoformat(answer["ts"])).total_seconds()
@@ -106,7 +107,7 @@ def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: Sou
     """Check that messages can be kept alive; without a consumer, with the configured `ack_wait`."""
     wait = source.ack_wait if answer is None else consumer_state(dict(answer)).ack_wait
     pause = format_duration(round(wait * 2 / 3, 1))
-    text = f"it is {format_duration(wait)}: a pause of {pause} has messages delivered again; set it to 30s or more"
+    text = f"it is {format_duration(wait)}: a pause of {pause} causes redeliveries; set it to 30s or more"
     if wait < SHORT_WAIT:
         findings.problem("ack_wait", text)
     elif wait < DOUBTFUL_WAIT:
@@ -114,13 +115,13 @@ def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: Sou
 
 
 def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
-    """Check settings of the consumer with which a capture loses messages or gets none."""
+    """Check for settings of the consumer that lose messages or stop delivery."""
     settings = answer["config"]
     if settings.get("max_deliver", -1) > 0:
         text = f"after {settings['max_deliver']} deliveries the server gives up on a message, and the archive misses it"
         findings.warning("consumer", f"{text}; set max_deliver to unlimited")
     if threshold := settings.get("inactive_threshold"):
-        text = f"the server deletes it when no replica pulls for {format_duration(threshold / 1e9)}"
+        text = f"the server deletes it if no replica pulls for {format_duration(threshold / 1e9)}"
         findings.warning("consumer", f"{text}; set inactive_threshold to 0")
     if answer.get("paused"):
         findings.problem("consumer", f"it is paused until {settings.get('pause_until', 'later')}; resume it")
@@ -129,7 +130,7 @@ def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
 def check_limits(
     findings: Findings, config: Config, account: Mapping[str, Any], stream: Mapping[str, Any], *, new_consumer: bool
 ) -> None:
-    """Check what limits of the account and the stream leave for the consumer."""
+    """Check that limits of the account and the stream allow the consumer."""
     limits, settings = account.get("limits") or {}, stream["config"]
     wanted = config.source.max_ack_pending
     for most, whose in (
@@ -154,11 +155,11 @@ def check_limits(
 
 
 async def check_filters(session: ReadSession, config: Config, findings: Findings, stream: Mapping[str, Any]) -> None:
-    """Check that every filter can match something."""
+    """Check that every filter subject can match messages."""
     settings = stream["config"]
     fed_by_others = any(settings.get(name) for name in ("mirror", "sources", "subject_transform"))
     for each in config.source.filter_subjects:
-        if not fed_by_others and not any(overlap(each, subject) for subject in settings.get("subjects") or ()):
+        if not fed_by_others and not any(overlaps(each, subject) for subject in settings.get("subjects") or ()):
             subjects = ", ".join(settings.get("subjects") or ())
             findings.problem(
                 "filter", f"{each} matches none of the stream's subjects ({subjects}); correct source.filter_subjects"
@@ -176,19 +177,8 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
             findings.warning("filter", f"{each} matches no message that the stream holds")
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether some subject matches both."""
-    tokens, others = one.split("."), other.split(".")
-    for left, right in zip(tokens, others, strict=False):
-        if ">" in (left, right):
-            return True
-        if left != right and "*" not in (left, right):
-            return False
-    return len(tokens) == len(others)
-
-
 async def check_permissions(session: ReadSession, config: Config, findings: Findings, *, new_consumer: bool) -> None:
-    """Try what a capture publishes, in ways that change nothing: a pull that is refused, an ack of no message."""
+    """Publish what a capture publishes, without effect: a pull that the server rejects, an ack of no message."""
     source, api = config.source, session.api
     name = f"{source.stream}.{source.consumer}"
     denied: list[Denial] = []
@@ -226,7 +216,7 @@ async def _denied(session: ReadSession, subject: str, payload: bytes) -> bool:
 
 
 def check_size(findings: Findings, config: Config, account: Mapping[str, Any]) -> None:
-    """Check that the account has room for a stream that is to be created or grown."""
+    """Check that the account allows the configured size of the stream."""
     section, limits = config.stream, account.get("limits") or {}
     wanted = section.max_bytes if section is not None else None
     most = limits.get("max_storage", -1)

@@ -1,4 +1,4 @@
-"""The `export` command: a stream and a consumer of a server, as a configuration that `apply` changes nothing by."""
+"""The `export` command: print a stream and a consumer as a configuration; applying it changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jetcapture_py.manage.show import human
 
 TIMEOUT = 10.0
 _ALWAYS = frozenset({"allow_direct"})
-"""Settings that the server chooses where they are left out, depending on others."""
+"""Settings whose default depends on other settings."""
 
 
 def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
@@ -53,16 +53,16 @@ async def export(nats: NatsConfig, stream: str, consumer: str | None) -> dict[st
         reasons = "; ".join(problems(error, Managed))
     else:
         return sections
-    raise SourceError(f"stream {stream} has settings that a configuration cannot have: {reasons}")
+    raise SourceError(f"stream {stream} has settings that a configuration does not support: {reasons}")
 
 
 def _nats(nats: NatsConfig) -> dict[str, Any]:
-    """Return how the server was found, without credentials."""
+    """Return the servers or the context, without credentials."""
     return {"servers": list(nats.servers)} if nats.context is None else {"context": nats.context}
 
 
 def stream_section(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `stream` section for a configuration of the API, without what is as if it were left out."""
+    """Return the `stream` section for a configuration of the API, without settings at their default."""
     section: dict[str, Any] = {"name": config["name"]}
     for setting in StreamSection.model_fields:
         value = config.get(setting)

@@ -1,4 +1,4 @@
-"""What a check has found: one line each, in words that say what to do."""
+"""The findings of a check: one line each, which says what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STYLES = {"ok": "green", "skipped": "dim", "warning": "yellow", "problem": "red
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFinding:
-    """One line. A problem is something that will not work; a warning works, but not as it should."""
+    """One line. A problem keeps a capture from working or loses messages; a warning should be fixed."""
 
     level: Level
     about: str
@@ -23,25 +23,25 @@ class CheckFinding:
 
 @dataclass(slots=True)
 class Findings:
-    """All lines of a check, and the figures that they rest on."""
+    """All findings of a check, and the figures they are based on."""
 
     found: list[CheckFinding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
     def ok(self, about: str, text: str) -> None:
-        """Note what is in order."""
+        """Add a passed check."""
         self.found.append(CheckFinding(level="ok", about=about, text=text))
 
     def skipped(self, about: str, text: str) -> None:
-        """Note what could not be checked."""
+        """Add a check that could not be made."""
         self.found.append(CheckFinding(level="skipped", about=about, text=text))
 
     def warning(self, about: str, text: str) -> None:
-        """Note what works, but not as it should."""
+        """Add a warning."""
         self.found.append(CheckFinding(level="warning", about=about, text=text))
 
     def problem(self, about: str, text: str) -> None:
-        """Note what will not work."""
+        """Add a problem."""
         self.found.append(CheckFinding(level="problem", about=about, text=text))
 
     @property

@@ -1,4 +1,4 @@
-"""Predict how long blocks are, from the messages' rate and keys, and what their objects cost. Pure arithmetic.
+"""Predict the length of blocks and the number of their objects from the messages' rate and keys.
 
 A block ends by its age, by its own size, or under pressure: open blocks together hold at most a third of the messages
 that may be unacknowledged, and half of the memory (`config/shares.py`), besides what the spool has room for. Under
@@ -22,12 +22,12 @@ PUT_PRICES = {"s3": 0.005, "gs": 0.005, "abfs": 0.0055, "az": 0.0055}
 (us-east-1: PUT, COPY, POST, LIST), Google Cloud Storage Standard (class A operations, single region) and Azure Blob
 Storage (hot, locally redundant, East US: write operations, there per 10,000). `check --put-price` replaces them."""
 _FEW = 3
-"""Blocks up to which sealing under pressure takes them one at a time."""
+"""Number of blocks up to which they are sealed one at a time under pressure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Messages that arrive: `rate` a second, `message_bytes` of memory each, and the share of every key."""
+    """Arriving messages: `rate` per second, `message_bytes` of memory each, and the share of every key."""
 
     rate: float
     message_bytes: float
@@ -36,9 +36,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """`block_seconds` is the mean length of a block, `limit` the setting that ends blocks before their age.
+    """`block_seconds` is the mean length of a block, `configured_seconds` the configured one.
 
-    `configured_seconds` is how long blocks should be; `limit` is None if they are. Counts are per day.
+    `limit` is the setting that seals blocks early, None if they reach the configured length. Counts are per day.
     """
 
     block_seconds: float
@@ -104,5 +104,5 @@ def _largest_under_pressure(sizes: Sequence[float], budget: float, unacked_limit
 
 
 def put_price(url: str, given: float | None) -> float:
-    """US dollars per 1,000 requests that write; 0 where they cost nothing."""
+    """Return US dollars per 1,000 writes; 0 if they cost nothing."""
     return PUT_PRICES.get(url.partition("://")[0], 0.0) if given is None else given

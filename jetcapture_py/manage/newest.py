@@ -1,4 +1,4 @@
-"""The newest messages of a stream that a configuration's filters match, without touching its consumers."""
+"""Read the newest messages that a configuration's filters match, without affecting its consumer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.subjects import covers
+from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Received
 
 Part = tuple[str, Received]
-"""Messages, and the name of the consumer that stands in their ack subjects."""
+"""The name of the consumer in the ack subjects of messages, and the messages."""
 
 _NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
@@ -23,7 +25,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_SKIPPED = 1_000
 """Sequences without a matching message after which the search in a work queue ends."""
 _NARROW = 4
-"""Messages read for each one that is wanted, at most, unless they lie closely together."""
+"""Maximum messages read for each wanted one, unless they are close together."""
 
 
 async def newest(session: ReadSession, config: Config, count: int) -> list[Part]:
@@ -40,7 +42,7 @@ async def newest(session: ReadSession, config: Config, count: int) -> list[Part]
 
 
 async def _start(session: ReadSession, stream: str, filters: Sequence[str], state: StreamState, count: int) -> int:
-    """Return a sequence from which on there are `count` matching messages, and not many more."""
+    """Return a sequence with at least `count` matching messages from there on, and not many more."""
     if not filters and not state.gaps:
         return max(state.first, state.last - count + 1)
     enough, too_few, distance = state.first, state.last + 1, count
@@ -62,7 +64,7 @@ async def _start(session: ReadSession, stream: str, filters: Sequence[str], stat
 
 
 async def matching(session: ReadSession, stream: str, filters: Sequence[str], start: dict[str, Any]) -> int:
-    """Count the messages from `opt_start_seq` or `opt_start_time` on that a filter matches."""
+    """Count the matching messages from `opt_start_seq` or `opt_start_time` on."""
     policy = "by_start_sequence" if "opt_start_seq" in start else "by_start_time"
     config = {"deliver_policy": policy, "filter_subjects": tuple(filters), **start}
     name, answer = await session.retry(lambda: session.create_consumer(stream, config))
@@ -91,31 +93,21 @@ async def _one_by_one(
 
 def matches(subject: str, filters: Sequence[str]) -> bool:
     """Whether a subject matches one of the filters; without filters, every subject does."""
-    return not filters or any(_pattern(each).fullmatch(subject) for each in filters)
-
-
-def _pattern(subject: str) -> re.Pattern[str]:
-    tokens = [{"*": r"[^.]+", ">": r".+"}.get(token, re.escape(token)) for token in subject.split(".")]
-    return re.compile(r"\.".join(tokens))
+    return not filters or any(covers(each, subject) for each in filters)
 
 
 def _received(stream: str, messages: Sequence[dict[str, Any]]) -> Received:
     return Received.of(
         [message["subject"].encode() for message in messages],
-        [ack_subject(stream, _NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
+        [first_delivery(stream, _NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
         [base64.b64decode(message.get("hdrs", "")) for message in messages],
         [base64.b64decode(message.get("data", "")) for message in messages],
     )
 
 
 def nanoseconds(text: str) -> int:
-    """Return the nanoseconds from the epoch to a time as NATS writes it."""
+    """Parse a time of the JetStream API to nanoseconds since the epoch."""
     fraction = re.search(r"\.(\d+)", text)
     digits = (fraction[1] if fraction else "").ljust(9, "0")[:9]
     moment = datetime.fromisoformat(text).replace(microsecond=0)
     return (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int(digits)
-
-
-def ack_subject(stream: str, consumer: str, seq: int, time: int) -> bytes:
-    """Return the ack subject of a first delivery; `time` in nanoseconds since the epoch."""
-    return f"$JS.ACK.{stream}.{consumer}.1.{seq}.{seq}.{time}.0".encode()

@@ -1,4 +1,4 @@
-"""The `objects` command: the archive's objects by key and time, from their names alone."""
+"""The `objects` command: list the archive's objects by key and time, from their names alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jetcapture_py.text import escaped, plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which objects to list: those of `keys` ("" means no key; none: all), whose bucket reaches into [start, end)."""
+    """The objects to list: those of `keys` ("": no key; empty: all) whose bucket overlaps [start, end)."""
 
     keys: Sequence[str] = ()
     start: datetime | None = None

@@ -1,4 +1,4 @@
-"""What a configuration makes of messages: key, bucket and columns, or the reason of quarantine."""
+"""Decode and route messages as a configuration says: key, bucket and columns, or the reason for quarantine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from jetcapture_py.transform.prepare import Prepared, Preparer
 
 @dataclass(slots=True, kw_only=True)
 class MessageOutcome:
-    """One message, as it would be archived. Times are UTC; `rows` has the decoded columns of each of its rows.
+    """One message as it would be archived. Times are UTC; `rows` has the decoded columns of each of its rows.
 
-    `quarantine` is stage and error of a message that cannot be decoded; then there are no key and no rows.
+    `quarantine` is the stage and error of a message that goes there; it has no key and no rows.
     """
 
     seq: int
@@ -80,7 +80,7 @@ def _outcome(run: Run, row: dict[str, Any]) -> MessageOutcome:
 
 
 def plain(value: object) -> Any:
-    """Return a column's value as JSON can hold it: times and decimals as text, bytes in base64, NaN as text."""
+    """Convert a column's value for JSON: times, decimals and NaN to text, bytes to base64."""
     if isinstance(value, datetime):
         return format_time(value) if value.tzinfo else value.isoformat()
     if isinstance(value, date | time | Decimal):

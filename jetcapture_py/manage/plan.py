@@ -1,4 +1,4 @@
-"""What has to change on the server so that stream and consumer are as configured."""
+"""Plan the changes that make the stream and the consumer as configured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jetcapture_py.manage.rules import Server, StoredMessages, consumer_refusal,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange:
-    """A setting's old and new value, None for not set; `refusal` says why it cannot be changed, if it cannot."""
+    """A setting's old and new value, None if not set; `refusal` is the reason why it cannot be changed."""
 
     name: str
     old: Any
@@ -28,9 +28,9 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done to one stream or consumer. `request` is its whole configuration as it will be asked for.
+    """The changes to a stream or consumer. `request` is the whole configuration to request from the server.
 
-    `wanted` are the configured settings alone. `refusal` is a reason that concerns no single setting.
+    `wanted` are the configured settings only. `refusal` is a reason that is not about a single setting.
     """
 
     kind: Literal["stream", "consumer"]
@@ -48,7 +48,7 @@ class Plan:
 
 
 async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
-    """Return what is to be done, the stream first. Raises SourceError."""
+    """Return the plans, the stream's first. Raises SourceError."""
     name = managed.stream_name
     answer = await found(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
     server = await _server(session, answer)
@@ -73,7 +73,7 @@ async def found(session: ReadSession, subject: str, missing: int) -> dict[str, A
 
 
 async def _server(session: ReadSession, answer: Mapping[str, Any] | None) -> Server:
-    """The server that is connected to; where the stream is new, whether there is a cluster is not known."""
+    """Describe the connected server; for a new stream, it may be part of a cluster."""
     clustered = answer is None or bool((answer.get("cluster") or {}).get("name"))
     return Server(version=session.connection.server_version, clustered=clustered)
 
@@ -116,7 +116,7 @@ async def _stream_plan(
 async def _stored(
     session: ReadSession, name: str, answer: Mapping[str, Any], differ: list[Difference]
 ) -> StoredMessages:
-    """Return what the stream holds; messages are counted by subject only where that matters."""
+    """Return what the stream holds; count messages by subject only if needed."""
     most = 0
     if any(each.name == "max_msgs_per_subject" for each in differ):
         offset, total = 0, 1
@@ -157,7 +157,7 @@ async def _consumer_plan(session: ReadSession, source: SourceConfig, server: Ser
 
 
 def _overlaid(actual: Mapping[str, Any], wanted: Mapping[str, Any], changes: Iterable[Difference]) -> dict[str, Any]:
-    """Return the server's configuration with the changed settings in place of its own; None removes one."""
+    """Return the server's configuration with the changes applied; None removes a setting."""
     request = dict(actual)
     for change in changes:
         name = change.name.partition(".")[0]

@@ -1,6 +1,6 @@
-"""What a server cannot change in place, and why; what a change would delete; what a server is too old for.
+"""Refuse changes that a server cannot make in place, that would delete messages, or that it is too old for.
 
-The server refuses most of these itself, but only when it is asked to make the change. Rules are those of nats-server
+The server refuses most of these itself, but only when the change is requested. Rules are those of nats-server
 2.10 to 2.15 (`configUpdateCheck` of its stream.go, `checkNewConsumerConfig` of its consumer.go).
 """
 
@@ -25,36 +25,36 @@ SINCE = {
     "allow_batched": (2, 14),
     "pause_until": (2, 11),
 }
-"""The version of the server that a setting came with; those without an entry are known to all since 2.10."""
+"""Server version that introduced a setting; 2.10 supports those without an entry."""
 
 _FIXED_STREAM = {
     "storage": "messages cannot be moved between file and memory",
-    "allow_msg_counter": "a stream holds counters from its start, or never",
-    "persist_mode": "it is decided when a stream is created",
-    "first_seq": "it is decided when a stream is created",
+    "allow_msg_counter": "it can only be set when a stream is created",
+    "persist_mode": "it can only be set when a stream is created",
+    "first_seq": "it can only be set when a stream is created",
 }
 _STAYS_ON = {
-    "sealed": "a sealed stream cannot be opened again",
-    "deny_delete": "once set, it cannot be taken back",
-    "deny_purge": "once set, it cannot be taken back",
-    "allow_msg_ttl": "once set, it cannot be taken back",
-    "allow_msg_schedules": "once set, it cannot be taken back",
+    "sealed": "a sealed stream cannot be unsealed",
+    "deny_delete": "it cannot be turned off again",
+    "deny_purge": "it cannot be turned off again",
+    "allow_msg_ttl": "it cannot be turned off again",
+    "allow_msg_schedules": "it cannot be turned off again",
 }
 _FIXED_CONSUMER = {
-    "deliver_policy": "a consumer starts only once",
-    "opt_start_seq": "a consumer starts only once",
-    "opt_start_time": "a consumer starts only once",
-    "replay_policy": "it is decided when a consumer is created",
-    "ack_policy": "it is decided when a consumer is created",
-    "max_waiting": "it is decided when a consumer is created",
-    "mem_storage": "it is decided when a consumer is created",
+    "deliver_policy": "the start of a consumer cannot be changed",
+    "opt_start_seq": "the start of a consumer cannot be changed",
+    "opt_start_time": "the start of a consumer cannot be changed",
+    "replay_policy": "it can only be set when a consumer is created",
+    "ack_policy": "it can only be set when a consumer is created",
+    "max_waiting": "it can only be set when a consumer is created",
+    "mem_storage": "it can only be set when a consumer is created",
 }
-_DELETES = "so the server would delete {}; if that is meant, change it with `nats stream edit`"
+_DELETES = "the server would delete {}; to allow that, use `nats stream edit`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The server that is asked: its version, and whether it is part of a cluster."""
+    """The connected server: its version, and whether it is part of a cluster."""
 
     version: str
     clustered: bool
@@ -65,14 +65,14 @@ class Server:
         return tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
 
     def too_old_for(self, setting: str, value: Any) -> str | None:
-        """Why a setting cannot be set, None when this server knows it."""
+        """Return why a setting cannot be set; None if this server supports it."""
         since = SINCE.get(setting)
         if since is None or self.number >= since or normal(setting, value) is None:
             return None
-        return f"nats-server {self.version} does not know it; {'.'.join(map(str, since))} does"
+        return f"nats-server {self.version} does not support it; {'.'.join(map(str, since))} does"
 
     def without_cluster(self, setting: str, value: Any) -> str | None:
-        """Why there cannot be several replicas."""
+        """Return why there cannot be several replicas; None if there can."""
         if setting == "num_replicas" and not self.clustered and (value or 0) > 1:
             return "this server is not part of a cluster"
         return None
@@ -80,7 +80,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessages:
-    """What a stream holds, from the server's answer; `most_per_subject` is the count of its largest subject."""
+    """A stream's stored messages; `most_per_subject` is the count of its largest subject."""
 
     messages: int
     size: int
@@ -97,13 +97,13 @@ class StoredMessages:
         return cls(messages=state["messages"], size=state["bytes"], oldest=age, most_per_subject=most_per_subject)
 
     def deleted_by(self, change: Difference, settings: Mapping[str, Any]) -> str | None:
-        """Why a change would delete messages, None when it would not. `settings` are the stream's after it."""
+        """Return why a change would delete messages, None if it would not. `settings` include the change."""
         limit, what = change.wanted or 0, None
         old = settings.get("discard", "old") == "old"
         if not self.messages:
             return None
         if change.name == "retention" and change.wanted == "interest":
-            what = "messages that no consumer waits for"
+            what = "messages that no consumer still needs"
         elif change.name == "max_age" and limit and self.oldest > timedelta(microseconds=limit / 1000):
             what = "messages that are older"
         elif change.name == "max_msgs_per_subject" and 0 < limit < self.most_per_subject:
@@ -112,7 +112,7 @@ class StoredMessages:
             what = plural(surplus, "message", grouped=True)
         elif old and change.name in ("max_bytes", "discard") and 0 < settings.get("max_bytes", -1) < self.size:
             what = "its oldest messages"
-        return None if what is None else f"the stream holds more, {_DELETES.format(what)}"
+        return None if what is None else _DELETES.format(what)
 
     def _surplus(self, settings: Mapping[str, Any]) -> int:
         most = settings.get("max_msgs", -1)
@@ -120,7 +120,7 @@ class StoredMessages:
 
 
 def stream_refusal(change: Difference, actual: Mapping[str, Any], server: Server) -> str | None:
-    """Why a stream's setting cannot be changed in place, None when it can."""
+    """Return why a stream's setting cannot be changed in place; None if it can."""
     name, new, old = change.name, change.wanted, change.actual
     if reason := server.too_old_for(name, new) or server.without_cluster(name, new):
         return reason
@@ -129,23 +129,23 @@ def stream_refusal(change: Difference, actual: Mapping[str, Any], server: Server
     if name in _STAYS_ON and old:
         return _STAYS_ON[name]
     if name == "retention" and "workqueue" in (new, old):
-        return "a stream is a work queue from its start, or never"
+        return "a stream cannot be changed to or from a work queue"
     if name == "mirror" and normal(name, new) is not None:
-        return "what a stream is a mirror of is decided when it is created"
+        return "a mirror's origin can only be set when it is created"
     if name == "mirror" and server.number < (2, 12):
-        return f"nats-server {server.version} cannot make a mirror an ordinary stream; 2.12 can"
+        return f"nats-server {server.version} cannot turn a mirror into an ordinary stream; 2.12 can"
     if name == "max_consumers" and server.number < (2, 12):
-        return f"nats-server {server.version} decides it when a stream is created; 2.12 can change it"
+        return f"nats-server {server.version} cannot change it; 2.12 can"
     if name == "discard_new_per_subject" and new and actual.get("discard") != "new":
         return "it needs discard: new"
     window = actual.get("duplicate_window", 0)
     if name == "max_age" and new and new < window:
-        return "it is shorter than duplicate_window; set that as well"
+        return "it is shorter than duplicate_window; change that as well"
     return None
 
 
 def consumer_refusal(change: Difference, actual: Mapping[str, Any], server: Server) -> str | None:
-    """Why a consumer's setting cannot be changed in place, None when it can."""
+    """Return why a consumer's setting cannot be changed in place; None if it can."""
     if reason := server.too_old_for(change.name, change.wanted) or server.without_cluster(change.name, change.wanted):
         return reason
     if change.name == "ack_wait" and actual.get("backoff"):

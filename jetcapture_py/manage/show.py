@@ -1,4 +1,4 @@
-"""Show settings of the JetStream API as a configuration file has them, and changes as -old +new."""
+"""Format settings of the JetStream API as in a configuration file, and changes as -old +new."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DONE = {"create": "created", "update": "changed", "none": "is as configured"}
 
 
 def human(name: str, value: Any) -> Any:
-    """Return a value of the API as a configuration file has it."""
+    """Convert a value of the API to one of a configuration file."""
     if isinstance(value, dict):
         found = {each: human(each, part) for each, part in value.items() if each == "name" or normal(each, part)}
         return value if name == "metadata" else found
@@ -52,7 +52,7 @@ def human(name: str, value: Any) -> Any:
 
 def lines(plan: Plan, *, done: bool) -> Iterator[Text]:
     """Describe a plan: one line for the stream or consumer, and one for each change."""
-    words = (_DONE if done else _NOUNS)[plan.action] if plan.possible else "cannot be made as configured"
+    words = (_DONE if done else _NOUNS)[plan.action] if plan.possible else "cannot be configured like this"
     head = Text(f"{plan.kind} {plan.name}: {words}")
     yield head
     if plan.refusal:

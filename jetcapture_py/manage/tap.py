@@ -1,4 +1,4 @@
-"""The `tap` command: the newest messages as the configuration sees them; nothing is stored or acknowledged."""
+"""The `tap` command: show how the configuration decodes the newest messages. Store and acknowledge nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jetcapture_py.text import escaped, is_text
 
 TIMEOUT = 10.0
 _LONGEST = 200
-"""Characters of a value or a payload that are shown."""
+"""Maximum characters of a value or payload that are shown."""
 
 
 def run(config: Config, *, count: int, as_json: bool) -> int:
-    """Print what becomes of the newest `count` messages; return the exit code. Raises ConfigError, SourceError."""
+    """Print the outcome of the newest `count` messages; return the exit code. Raises ConfigError, SourceError."""
     found = asyncio.run(tap(config, count))
     console = Console(soft_wrap=True, highlight=False)
     for outcome in found:
@@ -37,7 +37,7 @@ def run(config: Config, *, count: int, as_json: bool) -> int:
 
 
 async def tap(config: Config, count: int) -> list[MessageOutcome]:
-    """Return what becomes of the newest `count` messages, oldest first. Raises ConfigError, SourceError."""
+    """Return the outcome of the newest `count` messages, oldest first. Raises ConfigError, SourceError."""
     prepare = replace(preparer(config, None, None), keep_payload=True)
     async with ReadSession(config.nats, f"jetcapture tap {config.source.stream}", timeout=TIMEOUT) as session:
         parts = await newest(session, config, count)

@@ -1,4 +1,4 @@
-"""Measure a stream's recent traffic: how many messages a second, and what the configuration makes of a sample."""
+"""Measure a stream's message rate, and decode a sample of its newest messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
 SAMPLE = 2_000
-"""Newest messages that are decoded."""
+"""Newest messages to decode."""
 WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
-"""Seconds before now over which the rate is measured; the busiest of them counts."""
+"""Windows, in seconds before now, to measure the rate over; the highest rate counts."""
 _SHORTEST = 1.0
 
 
 @dataclass(slots=True)
 class Sample:
-    """What the configuration makes of the newest messages; `reason` is that of the first one in quarantine."""
+    """The decoded sample; `reason` is that of the first quarantined message."""
 
     keys: Counter[str | None] = field(default_factory=Counter)
     messages: int = 0
@@ -50,7 +50,7 @@ class Sample:
             self.reason = prepared.quarantine.column(layout.ERROR)[0].as_py()
 
     def traffic(self, rate: float) -> Traffic:
-        """Return traffic like that of the sample, at `rate`."""
+        """Return traffic with the sample's keys and sizes at `rate`."""
         total = max(sum(self.keys.values()), 1)
         shares = [count / total for count in self.keys.values()] or [1.0]
         return Traffic(rate=rate, message_bytes=self.size / max(self.messages, 1), shares=shares)
@@ -76,10 +76,10 @@ def _prepare(found: Sample, prepare: Preparer, received: Received) -> None:
 async def rates(
     session: ReadSession, stream: str, filters: Sequence[str], answer: dict[str, Any], found: Sample
 ) -> tuple[float, float]:
-    """Return messages a second that the filters match, and of the whole stream: those of the busiest window.
+    """Return messages per second that the filters match, and of the whole stream, in the busiest window.
 
-    `answer` is that to STREAM.INFO. A work queue forgets its messages, and no consumer may count them: there the times
-    of the sample are used.
+    `answer` is that of STREAM.INFO. A work queue drops its messages, and no further consumer may count them, so its
+    rate follows from the sample's times.
     """
     state = answer["state"]
     if not state["messages"]:

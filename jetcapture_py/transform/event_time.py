@@ -1,4 +1,4 @@
-"""Find the time that a message's bucket is made of, where that is not the stream's timestamp (`block.time`).
+"""Read the event time of messages, which determines their buckets (`block.time`).
 
 A value is a time if it is
 
@@ -6,7 +6,7 @@ A value is a time if it is
 - text: RFC 3339 with a zone; digits below a microsecond are cut off;
 - with `block.time_unit`: a number of such units since 1970, also as decimal text.
 
-Times from 1970 up to, and without, 2200 count: what is beyond is a mistake in a unit, or stands for no time at all.
+Times from 1970 to 2199 are valid. Others come from a wrong unit, or are placeholders.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
 _RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
 _NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
 _DIGITS = 9
-"""Of a fraction: enough for nanoseconds."""
+"""Digits of a fraction: enough for nanoseconds."""
 
 
 class TimeConfig(Protocol):
-    """The part of the configuration that says what time buckets are made of."""
+    """The part of the configuration about the time of buckets."""
 
     @property
     def time(self) -> str:
@@ -51,26 +51,28 @@ class TimeConfig(Protocol):
 
     @property
     def time_unit(self) -> str | None:
-        """What numbers count."""
+        """The unit of numbers."""
         ...
 
     @property
     def time_fallback(self) -> str | None:
-        """`timestamp`: a message without a time takes the stream's."""
+        """`timestamp`: a message without a valid time gets the stream's timestamp."""
         ...
 
 
 def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTime | None:
-    """Return what reads `block.time`; None for the stream's timestamp. Raises ValueError with one line.
+    """Return the reader of `block.time`; None for the stream's timestamp. Raises ValueError with one line.
 
-    `decode` says how the messages' fields become columns; None: a decoder that is not known.
+    `decode` is the configuration of the decoder, None for a decoder passed to `Capture`.
     """
     if config.time == layout.STREAM_TIME:
         return None
     field = not config.time.startswith(_HEADER)
     if field and decode is not None:
         if decode.format == "raw":
-            raise ValueError(f"decode.format raw has no field {quoted(config.time)}; use header.NAME, or decode")
+            raise ValueError(
+                f"decode.format raw has no field {quoted(config.time)}; use header.NAME, or another format"
+            )
         if decode.columns:
             _check_declared(config, decode)
     texts = payload_texts(decode) if field else None
@@ -83,7 +85,7 @@ def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTim
 
 
 def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
-    """Raise unless the declared columns have the field, of a type that can be a time."""
+    """Raise ValueError unless the field is a declared column of a suitable type."""
     declared = [(layout.field_name(name), parse_type(column.type)) for name, column in decode.columns.items()]
     like = pa.RecordBatch.from_arrays([pa.nulls(0, of) for _, of in declared], names=[name for name, _ in declared])
     column = field_column(like, config.time)
@@ -101,8 +103,9 @@ def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
 class EventTime:
     """Reads the time of each message from `setting`: a decoded field, by name or path, or `header.NAME`.
 
-    `unit` is what numbers count; without one, no number is a time. With `fallback`, a message without a time takes the
-    stream's timestamp. `texts` reads the field from payloads, where the types of columns depend on other messages.
+    `unit` is the unit of numbers; without one, numbers are not valid. With `fallback`, a message without a valid time
+    gets the stream's timestamp. `texts` reads the field from payloads, for decoders whose column types depend on other
+    messages.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class EventTime:
         self._texts = texts
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
-        """Return a time for every row, and by row why it has none; such a row's time is the stream's timestamp."""
+        """Return a time for every row, and the reasons for rows without one, whose time is the stream's timestamp."""
         stamps = batch.column(layout.TIMESTAMP).cast(pa.int64())
         values = self._values(batch, fields)
         found = microseconds(values, self._unit)
@@ -132,7 +135,7 @@ class EventTime:
         return pa.nulls(len(batch)) if column is None else column
 
     def _read(self, texts: FieldTexts, batch: MessageBatch) -> pa.StringArray:
-        """Read the field from payloads; null from one that cannot be read."""
+        """Read the field from payloads; null for payloads that cannot be read."""
         try:
             return texts(batch)[self._setting]
         except Exception:
@@ -150,7 +153,7 @@ class EventTime:
 
 
 def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
-    """Return microseconds since 1970 of values that are times, null for others; `unit` is what numbers count."""
+    """Convert valid times to microseconds since 1970, others to null; `unit` is the unit of numbers."""
     types, kind = pa.types, values.type
     if types.is_dictionary(kind):
         return microseconds(values.dictionary_decode(), unit)
@@ -174,7 +177,7 @@ def microseconds(values: pa.Array, unit: str | None) -> pa.Int64Array:
 
 
 def _scaled(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
-    """Whole numbers of a unit as microseconds."""
+    """Convert whole numbers of a unit to microseconds."""
     found = numbers.fill_null(0).to_numpy(zero_copy_only=False)
     right = numbers.is_valid().to_numpy(zero_copy_only=False) & (found >= 0) & (found < END * in_a_second)
     found = np.where(right, found, 0).astype(np.int64)
@@ -183,7 +186,7 @@ def _scaled(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
 
 
 def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
-    """Numbers as microseconds, rounded, because most fractions have no exact binary form."""
+    """Convert numbers to microseconds, rounded, because most fractions have no exact binary form."""
     found = numbers.to_numpy(zero_copy_only=False)
     right = (found >= 0) & (found < END * in_a_second)  # neither is true of NaN
     found = np.rint(np.where(right, found, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
@@ -191,7 +194,7 @@ def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
 
 
 def _of_decimals(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
-    """Decimals as microseconds; digits below are cut off. Arrow cannot compute with all of them."""
+    """Convert decimals to microseconds, truncated, in Python because Arrow does not support all of them."""
     found = []
     for number in numbers.to_pylist():
         right = number is not None and 0 <= number < END * in_a_second
@@ -222,7 +225,7 @@ def _times_of(text: pa.StringArray, to: pa.DataType) -> pa.TimestampArray:
 
 
 def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:
-    """Decimal text as microseconds, exactly; digits below are cut off."""
+    """Convert decimal text to microseconds, exactly but truncated."""
     numbers = _matching(texts, _NUMBER)
     whole = pc.replace_substring_regex(numbers, r"\..*", "").cast(pa.uint64())
     digits = pc.utf8_rpad(pc.replace_substring_regex(numbers, r"\A[0-9]+\.?", ""), _DIGITS, "0")
@@ -231,5 +234,5 @@ def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:
 
 
 def _matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
-    """The texts that match; null for the others."""
+    """Return the texts that match, null for others."""
     return pc.if_else(pc.match_substring_regex(texts, pattern), texts, pa.scalar(None, pa.string()))

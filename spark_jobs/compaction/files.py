@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.footer import entries
+from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store import open_store
 from jetcapture_py.text import one_line
 from spark_jobs.compaction.plan import Source
-from spark_jobs.reading.footers import bounds
 from spark_jobs.reading.place import Place
 
 _THREADS = 16
@@ -165,5 +164,5 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _row_group(index: int, group: Any, name: ObjectName) -> RowGroup:
-    first, last = bounds(group, layout.SEQ) or (name.first_seq, name.last_seq)
+    first, last = group_bounds(group, layout.SEQ) or (name.first_seq, name.last_seq)
     return RowGroup(index, int(first), int(last))

@@ -33,28 +33,6 @@ def is_odd(subject: Column) -> Column:
     return sf.coalesce(~plain & ~valid | (sf.octet_length(subject) > MAX_SUBJECT_BYTES), sf.lit(False))  # noqa: FBT003
 
 
-def covers(pattern: str, other: str) -> bool:
-    """Whether every subject that matches `other` matches `pattern`."""
-    tokens, others = pattern.split("."), other.split(".")
-    for index, word in enumerate(tokens):
-        if word == ">":
-            return len(others) > index
-        if index >= len(others) or others[index] == ">" or word not in ("*", others[index]):
-            return False
-    return len(tokens) == len(others)
-
-
-def overlaps(pattern: str, other: str) -> bool:
-    """Whether a subject can match both."""
-    tokens, others = pattern.split("."), other.split(".")
-    for one, another in zip(tokens, others, strict=False):
-        if ">" in (one, another):
-            return True
-        if "*" not in (one, another) and one != another:
-            return False
-    return len(tokens) == len(others)
-
-
 def matching(subject: Column, patterns: Iterable[str]) -> Column:
     """Whether the subject matches one of the patterns. Where possible, Spark can skip files by their statistics."""
     return reduce(lambda one, another: one | another, (_matching(subject, each) for each in patterns), sf.lit(False))  # noqa: FBT003

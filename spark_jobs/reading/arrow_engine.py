@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.decode import conform
 from spark_jobs.reading.columns import Field
-from spark_jobs.reading.footers import bounds
 from spark_jobs.reading.overlaps import Range
 
 _ROWS_PER_TASK = 250_000
@@ -126,7 +126,7 @@ def rows_of(
 
 
 def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -> bool:
-    times, seqs = bounds(group, layout.TIMESTAMP), bounds(group, layout.SEQ)
+    times, seqs = group_bounds(group, layout.TIMESTAMP), group_bounds(group, layout.SEQ)
     if times is not None:
         if engine.start is not None and times[1] < engine.start:
             return False

@@ -7,7 +7,6 @@ columns. Comparing bytes takes a tenth of the time of decoding them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,13 +29,6 @@ def read_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
     if whole > len(tail):
         tail = read(size - whole, size)
     return tail[-whole:-8]
-
-
-def bounds(group: Any, column: str) -> tuple[Any, Any] | None:
-    """Return minimum and maximum of a column in a row group's statistics; None without them."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    known = next((each.statistics for each in columns if each.path_in_schema == column), None)
-    return (known.min, known.max) if known is not None and known.has_min_max else None
 
 
 class SchemaReader:

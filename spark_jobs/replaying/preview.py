@@ -10,11 +10,12 @@ from operator import or_
 from pyspark.sql import Column, Row, Window
 from pyspark.sql import functions as sf
 
+from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.config.units import format_duration, format_time, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.text import plural
-from spark_jobs.publishing.subjects import covers, matching, overlaps
+from spark_jobs.publishing.subjects import matching
 from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
 from spark_jobs.replaying.rows import ODD, ReplayRows
 from spark_jobs.replaying.target import Stream

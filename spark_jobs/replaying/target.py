@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.admin import filters_of
 from jetcapture_py.jetstream.connection import NOT_FOUND, Api, ApiError, UnavailableError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import HEADERS
-from spark_jobs.publishing.subjects import overlaps
 from spark_jobs.replaying.limits import Limits
 from spark_jobs.replaying.task import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, STREAM, TIMESTAMP
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.footer import bounds, entries
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.reading.place import Place, modified
 
@@ -24,7 +24,6 @@ UNKNOWN_INTERVAL = 3600
 """Assumed length of a bucket in seconds if the footer lacks it: directories are hourly."""
 
 _FOOTER_THREADS = 32
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS: dict[str, tuple[str, str, pa.DataType]] = {
     "seq": (layout.SEQ, "long", pa.int64()),
     "at": (layout.TIMESTAMP, "long", pa.int64()),
@@ -156,7 +155,7 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
         created=said.get("stream_created", ""),
         interval=int(said.get("interval", UNKNOWN_INTERVAL)),
         sealed_by=said.get("sealed_by", ""),
-        oldest=None if times is None else (times[0] - _EPOCH) // timedelta(microseconds=1),
-        newest=None if times is None else (times[1] - _EPOCH) // timedelta(microseconds=1),
+        oldest=None if times is None else microseconds_of(times[0]),
+        newest=None if times is None else microseconds_of(times[1]),
         redelivered=delivered is None or delivered[1] > 1,
     )

@@ -31,10 +31,14 @@ TURN = 0.05
 
 @dataclass(kw_only=True)
 class Plan:
-    """`seconds` of outage at `rate` messages/s of `size` bytes; `silent`: the store accepts and never answers."""
+    """`seconds` of outage at `rate` messages/s of `size` bytes; `silent`: the store accepts and never answers.
+
+    After the outage messages come at `rate_after`, or at `rate` as before, until the daemon has caught up.
+    """
 
     seconds: float
     rate: int = 5000
+    rate_after: int | None = None
     size: int = 200
     memory: str = "128MiB"
     max_ack_pending: int = 50_000
@@ -125,9 +129,12 @@ async def endure(directory: Path, plan: Plan) -> Seen:
 
 async def _publish(seen: Seen, client: Any, plan: Plan, enough: asyncio.Event) -> None:
     async with Publisher(client) as publisher:
-        began, source = time.monotonic(), random.Random(1)
+        last, due, source = time.monotonic(), 0.0, random.Random(1)
         while not enough.is_set():
-            for _ in range(int((time.monotonic() - began) * plan.rate) - seen.published):
+            now = time.monotonic()
+            due += (now - last) * (plan.rate_after if seen.up and plan.rate_after else plan.rate)
+            last = now
+            for _ in range(int(due) - seen.published):
                 await publisher.publish(f"orders.{seen.published % 10}", source.randbytes(plan.size))
                 seen.published += 1
             await asyncio.sleep(TURN)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol, cast
 from jetcapture_py import plugins
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.config.column_types import parse_type
-from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.decode.common import DeclaredColumn
 from jetcapture_py.transform.decode.json_declared import JsonDecoder
@@ -158,16 +157,7 @@ def _user_decoder(config: FormatConfig) -> Decoder:
         raise ValueError(_NO_COLUMNS.format(config.format))
     if not plugins.is_reference(config.format):
         raise ValueError(f"unknown format {config.format!a}: {', '.join(_FORMATS)} or package.module:object")
-    found = plugins.load(config.format)
-    made = found
-    if callable(found) and (isinstance(found, type) or not hasattr(found, "decode")):
-        try:
-            made = found()
-        except (Exception, SystemExit) as error:
-            raise ValueError(f"{config.format} cannot be created: {one_line(error)}") from error
-    if not callable(getattr(made, "decode", None)):
-        raise ValueError(f"{config.format} is not a decoder: it has no method decode")
-    return cast("Decoder", made)
+    return cast("Decoder", plugins.make(config.format, "decoder", "decode"))
 
 
 def make_unpacker(config: FormatConfig) -> Unpacker | None:

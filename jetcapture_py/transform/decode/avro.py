@@ -1,7 +1,7 @@
-"""Avro (specification 1.12) with a reader's schema: single datums, and object container files.
+"""Decode Avro (specification 1.12) with a reader's schema: single datums and object container files.
 
-A datum names the schema it was written with in one of two ways: single-object encoding, or Confluent's wire format with
-a registry. Without either it must have been written with the reader's schema itself.
+A datum names its writer's schema by single-object encoding, or by Confluent's wire format with a registry. Otherwise it
+must have been written with the reader's schema.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ except ImportError:
 _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
 _SAFE_BYTES = 500
-"""A recursive value of so few bytes cannot nest deep enough to exhaust the stack of the library's compiled reader."""
+"""Maximum bytes of a recursive value that cannot exhaust the stack of the library's compiled reader."""
 _KEPT_SCHEMAS = 256
-"""Schemas of containers that are kept parsed."""
+"""Maximum parsed schemas of containers in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """A writer's schema; `reader` is the schema to resolve it to, None where they are the same."""
+    """A writer's schema; `reader` is the schema to resolve it to, None if they are the same."""
 
     schema: Any
     reader: Any
@@ -69,9 +69,9 @@ class _Writer:
 
 
 class AvroDecoder:
-    """Decodes datums, or with `container` object container files, to the columns of `schema`, or `columns` of it.
+    """Decodes datums, or object container files with `container`, to all columns of `schema`, or to `columns`.
 
-    Raises ValueError, one line, for a wrong declaration.
+    Raises ValueError with one line for an invalid declaration.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class AvroDecoder:
         return value
 
     def _framing(self, payload: bytes) -> tuple[_Writer, int]:
-        """Return the writer's schema, and where the datum begins. Raises ValueError."""
+        """Return the writer's schema and the offset of the datum. Raises ValueError."""
         if payload.startswith(_SINGLE_OBJECT) and len(payload) >= 10:
             mark = payload[2:10]
             if mark in self._by_fingerprint:
@@ -154,7 +154,7 @@ class AvroDecoder:
         return _Writer(plain, None if same else self._reader, recursive)
 
     def _rows(self, payload: bytes) -> list[Any]:
-        """The rows of an object container file. Raises ValueError."""
+        """Return the rows of an object container file. Raises ValueError."""
         if not payload:
             raise ValueError("the payload is empty")
         header = avro_container.Header(payload)
@@ -204,7 +204,7 @@ def _json(text: bytes) -> Any:
 
 
 def _parsed(schema: Any, named: dict[str, Any]) -> Any:
-    """The schema with full names; `named` gets its named types. Raises ValueError."""
+    """Return the schema with full names; add its named types to `named`. Raises ValueError."""
     try:
         return fastavro.parse_schema(schema, named_schemas=named)
     except Exception as error:  # of several types
@@ -212,7 +212,7 @@ def _parsed(schema: Any, named: dict[str, Any]) -> Any:
 
 
 def _fingerprint(schema: Any) -> bytes:
-    """The CRC-64-AVRO fingerprint of a schema, as single-object encoding has it. Raises ValueError."""
+    """Return the CRC-64-AVRO fingerprint of a schema, as in single-object encoding. Raises ValueError."""
     try:
         return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
     except Exception as error:  # of several types

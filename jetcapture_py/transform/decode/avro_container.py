@@ -1,6 +1,6 @@
-"""Avro object container files: a header with the writer's schema, then blocks of datums, compressed or not.
+"""Parse Avro object container files: a header with the writer's schema, then blocks of datums, compressed or not.
 
-They are taken apart here, and not by the library, because it inflates a block to whatever size that has.
+The library is not used for this, because it decompresses blocks of any size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SYNC = 16
 
 
 class Header:
-    """The header of the file `payload`; ValueError when there is none."""
+    """The header of the file `payload`. Raises ValueError without one."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload, self._at = payload, len(_MAGIC)
@@ -40,7 +40,7 @@ class Header:
         self._inflate = _CODECS[codec]
 
     def blocks(self, most: int) -> Iterator[tuple[int, bytes]]:
-        """Yield each block's number of rows, and its data, at most `most` bytes for all. Raises ValueError."""
+        """Yield the row count and the data of each block, at most `most` bytes in total. Raises ValueError."""
         while self._at < len(self._payload):
             count, size = self._long(), self._long()
             data = self._inflate(self._bytes(size), most)
@@ -59,7 +59,7 @@ class Header:
         return found
 
     def _long(self) -> int:
-        """Read a number: little groups of seven bits, first the lowest, in zig-zag order."""
+        """Read a zig-zag varint of up to 64 bits."""
         value = shift = 0
         while shift < 64:
             byte = self._bytes(1)[0]

@@ -1,4 +1,4 @@
-"""Writers' schemas by id: a directory of `<id>.avsc` files, or a schema registry over HTTP (Confluent's API)."""
+"""Look up writers' schemas in a directory of `<id>.avsc` files, or in a schema registry with Confluent's HTTP API."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jetcapture_py.text import one_line
 
 _TIMEOUT = 5.0
 _PATIENCE = 20.0
-"""Seconds that messages wait for a registry that does not answer, before they go to the quarantine."""
+"""Seconds to retry an unresponsive registry before messages go to the quarantine."""
 _FORGET = 30.0
-"""Seconds after which a schema that was not there is looked for again."""
+"""Seconds after which a missing schema is looked up again."""
 _MOST_MISSING = 10_000
 _LARGEST = 16 << 20
-"""Bytes of a registry's answer."""
+"""Maximum bytes of a registry's answer."""
 
 
 class RegistryError(Exception):
-    """The registry cannot be used: a wrong setting."""
+    """The setting is wrong: the registry cannot be used."""
 
 
 class _SilentError(Exception):
@@ -33,7 +33,7 @@ class _SilentError(Exception):
 
 
 class Registry:
-    """Finds schemas at `place`. Raises RegistryError when that is a directory that is not there."""
+    """Looks up schemas at `place`. Raises RegistryError for a directory that does not exist."""
 
     def __init__(self, place: str) -> None:
         self._url = place.rstrip("/") if "://" in place else None
@@ -45,7 +45,7 @@ class Registry:
             raise RegistryError("the directory does not exist")
 
     def with_id(self, number: int) -> Any:
-        """Return the schema with that id, as from JSON. Raises ValueError when it cannot be had."""
+        """Return the parsed JSON of the schema with that id. Raises ValueError if it is not available."""
         self._check_missing(number)
         try:
             return self._fetch(number) if self._url is not None else _read(self._directory / f"{number}.avsc")
@@ -58,7 +58,7 @@ class Registry:
             raise self._missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
 
     def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
-        """Return the schema of a directory with that `fingerprint`; None when there is none."""
+        """Return the directory's schema with that `fingerprint`; None without one."""
         if self._url is not None or (mark in self._missing and self._missing[mark][0] > time.monotonic()):
             return None
         if mark not in self._marks:
@@ -86,7 +86,7 @@ class Registry:
         return ValueError(reason)
 
     def _fetch(self, number: int) -> Any:
-        """Ask the registry; retry while it does not answer, for some time."""
+        """Request a schema from the registry; retry for a while if it does not answer."""
         deadline, waits = time.monotonic() + _PATIENCE, delays(0.1, 2.0)
         while True:
             try:

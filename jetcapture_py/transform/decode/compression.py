@@ -1,4 +1,4 @@
-"""Inflate compressed payloads, each into bounded memory."""
+"""Decompress payloads in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SNAPPY_STREAM = b"\xff\x06\x00\x00sNaPpY"
 _MAX_MEMBERS = 1000
-"""Of one gzip payload: the rest is copied for each of them."""
+"""Maximum members of a gzip payload: the rest of it is copied for each member."""
 _ZSTD_SIZES = {0: (0, 0), 1: (2, 256), 2: (4, 0), 3: (8, 0)}
-"""Bytes of a zstd frame's content size by its flag, and what is to be added to it (RFC 8878, 3.1.1.1.4)."""
+"""Length of the content size in a zstd frame by its flag, and the offset to add (RFC 8878, 3.1.1.1.4)."""
 _CHECKSUM = 4
-"""Bytes of zlib's checksum, which some writers of Avro leave behind their data."""
+"""Length of zlib's checksum, which some Avro writers append to their data."""
 _SNAPPY_CHUNK = 65_536
-"""Most bytes in a chunk of Snappy's framing format, section 4.2."""
+"""Maximum bytes in a chunk of Snappy's framing format, section 4.2."""
 
 
 def inflater(compression: str, most: int) -> Inflate:
-    """What inflates payloads to at most `most` bytes each; `compression` is gzip, zstd, snappy or auto."""
+    """Return the decompressor for payloads of at most `most` bytes; `compression` is gzip, zstd, snappy or auto."""
     inflate = {"gzip": _gzip, "zstd": _zstd, "snappy": _snappy, "auto": _auto}[compression]
     return lambda payload: inflate(payload, most)
 
@@ -99,7 +99,7 @@ inflate_zstd = _zstd
 
 
 def _zstd_size(payload: bytes, most: int) -> int | None:
-    """Return the content's size as the first frame declares it, None where it does not. RFC 8878, section 3.1.1.1."""
+    """Return the content's size that the first frame declares, None if it does not (RFC 8878, section 3.1.1.1)."""
     if not payload.startswith(_ZSTD) or len(payload) < 6:
         raise ValueError("not zstd: a frame starts with 28b52ffd")
     descriptor = payload[4]
@@ -143,7 +143,7 @@ def snappy_block(payload: bytes, most: int) -> bytes:
 
 
 def _snappy_stream(payload: bytes, most: int) -> bytes:
-    """Inflate Snappy's framing format: chunks of a type, a length of three bytes and data."""
+    """Decompress Snappy's framing format: chunks of a type, a length of three bytes and data."""
     parts: list[bytes] = []
     room, at = most, 0
     while at < len(payload):
@@ -180,7 +180,7 @@ _CRC32C = _table()
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C, masked as Snappy's framing format says in section 3."""
+    """Return the CRC-32C, masked as in section 3 of Snappy's framing format."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 0xFF]

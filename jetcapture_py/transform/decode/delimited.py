@@ -28,7 +28,7 @@ from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
 
 _BOM = "\ufeff"
 _MOST_FIELDS = 10_000
-"""Fields that a header may name: each costs memory, however short the message is."""
+"""Maximum fields of a header: each costs memory, however short the message is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class DelimitedDecoder:
     def _read(
         self, records: bytes, count: int, width: int, wanted: Sequence[int]
     ) -> tuple[Sequence[pa.StringArray], dict[int, str]]:
-        """Parse `count` complete records; return the `wanted` fields as columns, and what is wrong with other records.
+        """Parse `count` complete records; return the `wanted` fields as columns, and the errors of invalid records.
 
         The first record given to Arrow is not a message's, because it drops a byte order mark where its buffer starts.
         """
@@ -191,7 +191,7 @@ class DelimitedDecoder:
         return self._parse(texts, messages, len(self._columns), range(len(self._columns)))
 
     def _with_headers(self, texts: pa.StringArray, messages: Any) -> _Records:
-        """Parse texts that begin with a header: those with the same header together."""
+        """Parse texts with headers, grouped by header."""
         split = pc.extract_regex(texts, self._head)
         failures: dict[int, Failure] = {}
         for row in np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -253,7 +253,7 @@ def _column(name: str, column: DeclaredColumn, *, header: bool) -> _Column:
 
 
 def _trimmed(texts: pa.StringArray) -> pa.StringArray:
-    """The texts without a byte order mark at their start, and without the line break at their end."""
+    """Strip the byte order mark at the start and the line break at the end."""
     if pc.any(pc.starts_with(texts, _BOM)).as_py():
         texts = pc.replace_substring_regex(texts, rf"\A{_BOM}", "")
     if pc.any(pc.ends_with(texts, "\n")).as_py():
@@ -262,13 +262,13 @@ def _trimmed(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _joined(texts: pa.StringArray) -> bytes:
-    """All texts, one after another with a line break between them."""
+    """Join the texts with line breaks."""
     one = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
     return bytes(pc.binary_join(one, "\n")[0].as_buffer())
 
 
 def _blank(texts: pa.StringArray, data: bytes) -> Any:
-    """Mark the texts that have a blank line outside of quotes; None where there is none. `data` is them, joined."""
+    """Mark the texts with a blank line outside of quotes; None without any. `data` is the joined texts."""
     framed = b"\n%b\n" % data
     if not len(texts) or (b"\n\n" not in framed and b"\n\r\n" not in framed):
         return None
@@ -276,12 +276,12 @@ def _blank(texts: pa.StringArray, data: bytes) -> Any:
 
 
 def _bare(texts: pa.StringArray) -> pa.StringArray:
-    """The texts without what is in quotes."""
+    """Remove quoted parts from the texts."""
     return pc.replace_substring_regex(texts, '"[^"]*"', "")
 
 
 def _records(texts: pa.StringArray, *, quoted: bool) -> Any:
-    """Count the records of each text: the line breaks outside of quotes, and one."""
+    """Count the records of each text: one more than its line breaks outside of quotes."""
     if quoted:
         texts = _bare(texts)
     return pc.count_substring(texts, "\n").to_numpy(zero_copy_only=False) + 1

@@ -31,7 +31,7 @@ from jetcapture_py.transform.decode.json_values import (
 
 _TIMESTAMP_CODE = -1
 _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
-"""Encodings of the timestamp extension, by their length: seconds; nanoseconds and seconds in one number; both."""
+"""Encodings of the timestamp extension by length: seconds; nanoseconds and seconds in one number; both separately."""
 
 
 class MsgpackDecoder(ObjectDecoder):
@@ -45,7 +45,7 @@ class MsgpackDecoder(ObjectDecoder):
 
 
 class InferringMsgpackDecoder(InferringJsonDecoder):
-    """Decodes all fields that messages have; `bytes` and timestamps have their own types."""
+    """Decodes all fields of messages; `bin` and timestamps have their own column types."""
 
     def _make(self, accepts: Any) -> Callable[[bytes], Any]:
         return msgspec.msgpack.Decoder(accepts).decode
@@ -87,7 +87,7 @@ def _float32s(values: list[float | None]) -> pa.Array:
 
 
 def _timestamps(values: list[Any]) -> pa.Array:
-    """Timestamps of the extension type, and RFC 3339 texts; digits below a microsecond are cut off."""
+    """Convert extension timestamps and RFC 3339 texts; truncate to microseconds."""
     if all(value is None or isinstance(value, str) for value in values):
         return timestamps(values)
     texts = [value if isinstance(value, str) else None for value in values]

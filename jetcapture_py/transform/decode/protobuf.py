@@ -53,7 +53,7 @@ except ImportError:
     descriptor_pb2 = None
 
 _MOST_EMPTY = 1_000_000
-"""Empty messages in one payload: two bytes become a hundred or more."""
+"""Maximum empty messages in a payload: two bytes become a hundred or more."""
 _NANOS = 1_000_000_000
 
 
@@ -113,7 +113,7 @@ def make(config: FormatConfig) -> ProtobufDecoder:
 
 
 def _pool(descriptors: bytes) -> Any:
-    """The types of a descriptor set; those of Google's own files may be missing in it. Raises ValueError."""
+    """Return the types of a descriptor set, which may lack those of Google's own files. Raises ValueError."""
     own = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
     files = {module.DESCRIPTOR.name: _file(module.DESCRIPTOR) for module in own}
     try:
@@ -150,7 +150,7 @@ def _file(descriptor: Any) -> Any:
 
 
 def _check(descriptor: Any) -> Callable[[Any], None]:
-    """What raises ValueError for a message that has a field of its type on another wire type."""
+    """Return a check that raises ValueError for messages with a known field of another wire type."""
     wires = {field.number: _wires(field) for field in descriptor.fields}
     inner = [
         (field.name, field.is_repeated)
@@ -176,7 +176,7 @@ def _check(descriptor: Any) -> Callable[[Any], None]:
 
 
 def _wires(field: Any) -> tuple[int, ...]:
-    """The wire types that a field may have."""
+    """Return the valid wire types of a field."""
     kind = field.type
     if kind in (Field.TYPE_DOUBLE, Field.TYPE_FIXED64, Field.TYPE_SFIXED64):
         own = 1
@@ -190,7 +190,7 @@ def _wires(field: Any) -> tuple[int, ...]:
 
 
 def _all_types(descriptor: Any) -> Iterator[Any]:
-    """The type and all types below it."""
+    """Yield the type and all types below it."""
     seen, left = {descriptor.full_name}, [descriptor]
     while left:
         found = left.pop()
@@ -226,14 +226,14 @@ def _texts(values: list[Any]) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """A value as plain objects."""
+    """Convert a value to plain objects."""
     if isinstance(value, list | str | bytes | int | float | bool):
         return value
     return {str(name): value[name] for name in value} if hasattr(value, "keys") else list(value)
 
 
 def _duration(value: Any) -> int:
-    """Microseconds; what is below is cut off toward the past."""
+    """Convert to microseconds, rounded down."""
     if abs(value.nanos) >= _NANOS or abs(value.seconds) > 315_576_000_000 or value.seconds * value.nanos < 0:
         raise ValueError(f"expected a duration, got {value.seconds} s and {value.nanos} ns")
     return int(value.seconds * 1_000_000 + value.nanos // 1_000)
@@ -246,7 +246,7 @@ def _timestamp(value: Any) -> int:
 
 
 def _field_reader(field: Any, *, presence: bool) -> Read:
-    """What reads a field of messages; null where its presence is known and it is not there."""
+    """Return a reader of a field; it returns null for a field with presence that is not set."""
     name = field.name
     if presence:
         return lambda values: [

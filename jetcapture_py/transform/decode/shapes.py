@@ -1,4 +1,4 @@
-"""Columns of a format with a schema: all of its fields, or declared ones, each by a path through its records."""
+"""Map the fields of a schema to columns: all of them, or declared ones, each by a path through records."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def columns_of(root: Shape, declared: Mapping[str, DeclaredColumn]) -> list[Sche
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, with `_` appended to those that Spark would take for an earlier one."""
+    """Append `_` to names that Spark would confuse with an earlier one."""
     taken: set[str] = set()
     found = []
     for name in names:
@@ -91,7 +91,7 @@ def _declared(name: str, column: DeclaredColumn, fields: Mapping[str, tuple[Read
 
 
 def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
-    """What makes a column of the type `declared` of values with `shape`. Raises ValueError."""
+    """Return the function that builds a column of type `declared` from values with `shape`. Raises ValueError."""
     types = pa.types
     if declared == JSON:
         return shape.text
@@ -167,11 +167,11 @@ def scalar(of: pa.DataType, text: Build, convert: Callable[[Any], Any] | None = 
 
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds of the years 1 to 9999, which are what Spark and Python can hold."""
+"""Microseconds of the years 1 to 9999, the range of Spark and Python."""
 
 
 def micros_in_years(micros: int) -> int:
-    """`micros`, unless they are outside of the years 1 to 9999: ValueError."""
+    """Return `micros`. Raises ValueError outside of the years 1 to 9999."""
     if not _YEARS[0] <= micros < _YEARS[1]:
         raise ValueError(f"expected a timestamp between the years 1 and 9999, got {micros} microseconds")
     return micros

@@ -1,4 +1,4 @@
-"""How a declared type is read from the text of a field, a column at a time. Raises `MisfitError` for bad values."""
+"""Convert text fields to columns of declared types. Raises `MisfitError` for bad values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
 
 
 def convert(build: BuildTexts, texts: pa.StringArray) -> tuple[pa.Array, dict[int, str]]:
-    """The column of `texts`, with null for those that do not fit, and why they do not."""
+    """Convert `texts` to a column, with null for values that do not fit, and return the reasons."""
     bad: dict[int, str] = {}
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Unpack payloads before they are decoded: inflate them, and split those that hold several rows.
+"""Unpack payloads before decoding: decompress them, and split those with several rows.
 
 A message whose payload cannot be inflated or split, or of which one row cannot be decoded, fails as a whole, alone.
 """
@@ -19,9 +19,9 @@ from jetcapture_py.transform.decode.common import REFUSALS, failure
 from jetcapture_py.transform.decode.compression import Inflate
 
 MAX_ROWS = 250_000
-"""Most rows of one message, and of a batch of several messages."""
+"""Maximum rows of one message, and of a batch of several messages."""
 BYTES_AT_ONCE = 64 << 20
-"""Bytes that the payloads of a batch of several messages may have when they are inflated."""
+"""Maximum decompressed bytes of a batch of several messages."""
 
 Split = Callable[[bytes], Sequence[Any]]
 """Returns the payloads of a message's rows. Raises one of `REFUSALS`."""
@@ -42,7 +42,7 @@ def rows_error(count: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """`items` are the payloads to decode; `owners` says for each of them its message, by its row in the batch."""
+    """`items` are the payloads to decode; `owners` has the row of each item's message in the batch."""
 
     items: pa.BinaryArray
     owners: Any
@@ -51,7 +51,7 @@ class Unpacked:
 
 @dataclass(frozen=True, slots=True)
 class Unpacker:
-    """Inflates payloads, and splits them; None: they are as they should be."""
+    """Decompresses and splits payloads; a step that is None is skipped."""
 
     inflate: Inflate | None = None
     split: Split | None = None
@@ -141,27 +141,27 @@ def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> 
 
 
 def split_lines(payload: bytes) -> Sequence[bytes]:
-    """The lines of a payload without blank ones. No JSON text has a line break inside a string."""
+    """Split a payload into lines without blank ones. JSON strings contain no line breaks."""
     if payload.count(b"\n") > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} lines")
     return [line for line in payload.split(b"\n") if line and not line.isspace()]
 
 
 _MOST_COMMAS = 40 * MAX_ROWS
-"""In a JSON array: each may begin an element, which costs memory before its number is known."""
+"""Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
 _json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def split_json_array(payload: bytes) -> Sequence[bytes]:
-    """The elements of a JSON array."""
+    """Split a JSON array into its elements."""
     if payload.count(b",") > _MOST_COMMAS:
         raise ValueError(f"more than {_MOST_COMMAS} commas")
     return [bytes(item) for item in _json_items(payload)]
 
 
 def split_msgpack_array(payload: bytes) -> Sequence[bytes]:
-    """The elements of a MessagePack array, which begins with how many there are."""
+    """Split a MessagePack array, which starts with its length, into its elements."""
     announced = int.from_bytes(payload[1:5], "big") if payload.startswith(b"\xdd") else 0
     if announced > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} elements")
@@ -169,7 +169,7 @@ def split_msgpack_array(payload: bytes) -> Sequence[bytes]:
 
 
 def split_delimited(payload: bytes) -> Sequence[bytes]:
-    """Messages of protobuf, each after its length as a varint."""
+    """Split length-prefixed protobuf messages; the length is a varint."""
     found: list[bytes] = []
     at = 0
     while at < len(payload):

@@ -146,6 +146,7 @@ def test_a_store_that_is_away_holds_up_the_stream_and_nothing_else(
     plan = Plan(
         seconds=8,
         rate=rate,
+        rate_after=rate // 10,  # which a busy machine keeps up with
         size=size,
         memory="32MiB",
         max_ack_pending=most,

@@ -184,7 +184,7 @@ def test_a_hanging_function_delays_neither_acknowledgements_nor_messages(
     assert capture.stats.on_stored_failures["call"] == 100
     assert len(rows(archive)) == 100
     errors = [entry["error"] for entry in events(said) if entry["receiver"] == "call"]
-    assert errors[0] == "10 objects are waiting already"
+    assert errors[0] == "10 objects are already waiting"
     assert len(errors) < 10, "not one for each"
 
 

@@ -17,10 +17,10 @@ import yaml
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.manage.check import check, run
-from jetcapture_py.manage.check_server import overlap
 from jetcapture_py.manage.findings import CheckFinding
 from jetcapture_py.manage.forecast import Traffic, forecast
 from tests.chaos.clock import Clock
@@ -123,6 +123,13 @@ def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
         run(configuration, as_json=False, outage=None, price=None)
     assert found.value.problems == of_a_start.value.problems
     assert "cannot import jetcapture_py.text:" in str(found.value)
+
+
+def test_a_users_store_is_probed(tmp_path: Path) -> None:
+    store = {"type": "examples.hooks:SqliteStore", "url": f"sqlite://{tmp_path}/archive.db"}
+    findings = asyncio.run(check(config("nats://127.0.0.1:9", tmp_path, store=store)))
+    assert [each.level for each in findings.found if each.about == "store"] == ["ok"]
+    assert (tmp_path / "archive.db").exists()
 
 
 def test_a_store_that_cannot_be_written_is_found(nats_server: Start, tmp_path: Path) -> None:
@@ -249,8 +256,8 @@ def test_json_has_the_findings_and_the_figures(
     ],
 )
 def test_subjects_overlap(one: str, other: str, both: bool) -> None:
-    assert overlap(one, other) is both
-    assert overlap(other, one) is both
+    assert overlaps(one, other) is both
+    assert overlaps(other, one) is both
 
 
 def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_limit_with_it() -> None:

@@ -353,7 +353,7 @@ def test_a_store_of_the_users_own_may_have_any_address() -> None:
 def test_a_subject_for_stored_objects_that_the_filters_select_is_refused(pattern: str) -> None:
     data = {**MINIMAL, "on_stored": {"subject": "{stream}.stored"}}
     data["source"] = {**MINIMAL["source"], "filter_subjects": ["orders.>", pattern]}
-    reason = f"ORDERS.stored is captured itself ({pattern}), so that every object would cause another"
+    reason = f"ORDERS.stored is itself captured ({pattern}), so every object would cause another"
     assert problems_of(data) == (f"on_stored.subject: {reason}",)
     data["source"]["filter_subjects"] = ["orders.>", "*.stored.x", "ORDERS", "ORDERS.*.*"]
     assert model.parse(data).on_stored.subject == "{stream}.stored"

@@ -154,9 +154,11 @@ def test_what_is_not_supported_is_refused_in_one_line(home: Path) -> None:
     write(home, creds=f"op://vault/{SECRET}")
     assert refusal(home) == "nats.context: the context's creds is a reference op://, which is not supported; use a file"
     write(home, creds=f"data:;base64,{SECRET}")
-    assert "not base64" in refusal(home) or "do not hold" in refusal(home)
+    assert "not base64" in refusal(home) or "do not contain" in refusal(home)
     write(home, token="env://MISSING")
-    assert refusal(home) == 'nats.context: the context\'s token is in the environment variable "MISSING", not set'
+    assert (
+        refusal(home) == 'nats.context: the context\'s token needs the environment variable "MISSING", which is not set'
+    )
     write(home, user=[SECRET])
     assert refusal(home) == "nats.context: the context's user is not text"
     write(home, user="app")
@@ -167,13 +169,13 @@ def test_what_is_not_supported_is_refused_in_one_line(home: Path) -> None:
 
 def test_a_context_that_cannot_be_read_is_named(home: Path) -> None:
     write(home, "staging")
-    assert refusal(home, "prod") == 'nats.context: there is no context "prod"; there are staging'
+    assert refusal(home, "prod") == 'nats.context: there is no context "prod"; known contexts: staging'
     assert refusal(home, "") == (
         "nats.context: no context is selected: set NATS_CONTEXT, or run `nats context select NAME`"
     )
     assert "expected the name of a context" in refusal(home, "../staging")
     path = write(home)
     path.write_text(f"{{ {SECRET}")
-    assert refusal(home) == f"nats.context: {path} is not the JSON of a NATS CLI context"
+    assert refusal(home) == f"nats.context: {path} is not a NATS CLI context: expected a JSON object"
     path.write_text(f'["{SECRET}"]')
-    assert refusal(home) == f"nats.context: {path} is not the JSON of a NATS CLI context"
+    assert refusal(home) == f"nats.context: {path} is not a NATS CLI context: expected a JSON object"

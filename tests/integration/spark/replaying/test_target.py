@@ -17,10 +17,10 @@ from nats.js.api import ConsumerConfig
 from rich.console import Console
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.subjects import covers, overlaps
 from jetcapture_py.errors import ConfigError
 from spark_jobs.arguments import login
 from spark_jobs.publishing.publish import open_connection
-from spark_jobs.publishing.subjects import covers, overlaps
 from spark_jobs.replay import main
 from spark_jobs.replaying.arguments import parse
 from spark_jobs.replaying.progress import progress
