@@ -14,6 +14,7 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.log import event
 from jetcapture_py.store import Store
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.store")
 
@@ -107,11 +108,11 @@ def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str |
 def _put(store: Store, encoded: EncodedBlock) -> str | Exception:
     try:
         return store.put(encoded.name, encoded.data)
-    except Exception as error:
+    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
         if not isinstance(error, JetcaptureError):
             log.debug("traceback", exc_info=error)
         _drop_tracebacks(error)
-        return error
+        return error if isinstance(error, Exception) else StoreError(one_line(error))
 
 
 def _drop_tracebacks(error: BaseException) -> None:

@@ -133,6 +133,18 @@ def test_messages_whose_writer_fails_are_in_the_quarantine(outcome: Any) -> None
     assert found.messages == 2
 
 
+class PanicsAtStart:
+    """A user's writer that cannot be made."""
+
+    def __init__(self) -> None:
+        raise Panic("boom")
+
+
+def test_a_writer_that_panics_at_the_start_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"PanicsAtStart cannot be created: .*boom"):
+        make_writer(f"{__name__}:PanicsAtStart", "none")
+
+
 def test_any_failure_of_an_encoder_quarantines_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: Any) -> None:
         raise Panic("boom")

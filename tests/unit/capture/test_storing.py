@@ -104,6 +104,21 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+@pytest.mark.parametrize("error", [SystemExit("boom"), BaseException("boom")], ids=repr)
+def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None, error: BaseException) -> None:
+    class Panicking(FailingOnce):
+        def put(self, name: ObjectName, data: pa.Buffer) -> str:
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return name.path
+
+    async def scenario() -> None:
+        assert [index async for index, _ in storing.put_all(state(Panicking(), "60s"), [encoded(1)])] == [0]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
 def test_an_object_that_was_refused_once_is_freed_as_soon_as_it_is_stored(hasty: None) -> None:
     async def scenario() -> None:
         first = encoded(1)
