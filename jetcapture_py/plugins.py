@@ -21,7 +21,9 @@ def load(reference: str) -> object:
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also sys.exit, and panics of Rust
         raise ValueError(f"cannot import {reference}: {one_line(error)}") from error
 
 
@@ -42,5 +44,7 @@ def created(reference: str, factory: Callable[[], object]) -> object:
     """Call the named class or function. Raises ValueError with one line, whatever it does."""
     try:
         return factory()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error

@@ -30,7 +30,8 @@ class BlockWriter(Protocol):
     and has no side effects. `suffix` never changes: one or two parts of lower-case letters and digits, each after a
     dot; the first is not `.parquet`, `.ndjson`, `.csv` or `.tmp`.
 
-    If `write` raises, the block's messages go to the quarantine, which is always Parquet, with stage `encode`.
+    If `write` raises or returns no bytes, the block's messages go to the quarantine, which is always Parquet, with
+    stage `encode`.
     """
 
     @property
@@ -139,10 +140,12 @@ class UserWriter:
         table = pa.concat_tables(pieces)
         try:
             data = self._writer.write(table)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
             raise ValueError(f"the writer failed: {one_line(error)}") from error
         if not isinstance(data, bytes | bytearray | memoryview | pa.Buffer):
             raise ValueError(f"the writer returned {type(data).__name__} instead of bytes")
+        if not pa.py_buffer(data).size:
+            raise ValueError("the writer returned no bytes")
         out.write(data)
 
     @property
@@ -155,7 +158,9 @@ class UserWriter:
         try:
             table = self._writer.read(data)  # type: ignore[attr-defined]
             return table.select([layout.SEQ, layout.TIMESTAMP])
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise  # of a command, not of the writer
+        except BaseException as error:
             raise ValueError(one_line(error)) from error
 
 

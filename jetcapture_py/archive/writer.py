@@ -106,6 +106,11 @@ class Encoder:
     format: TextWriter | UserWriter | None = None
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
+    @property
+    def whole_blocks(self) -> bool:
+        """Whether what writes the objects gets each block as one table, and returns the object in memory."""
+        return isinstance(self.format, UserWriter)
+
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
         """The same encoder, now that the stream is known."""
         return replace(self, stream_created=stream_created, consumer=consumer)
@@ -174,13 +179,13 @@ class Encoder:
         """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
         try:
             return self.encode(block, sealed_by, batches, known, sink)
-        except Exception as error:
+        except BaseException as error:  # PyO3's PanicException is no Exception
             if sink is not None and sink.failed:
                 raise  # the file's fault, not that of the rows
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
             return self.salvage(block, batches, error)
 
-    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: Exception) -> EncodedBlock:
+    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
         """The block's messages as a quarantine object, envelope only."""
         rows = []
         reason = one_line(error)

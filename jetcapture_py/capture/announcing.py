@@ -90,6 +90,14 @@ def load_on_stored(reference: str) -> OnStored:
     return cast("OnStored", found)
 
 
+def configured_call(config: OnStoredConfig) -> OnStored | None:
+    """Return what `on_stored.call` names, if anything. Raises ConfigError."""
+    try:
+        return load_on_stored(config.call) if config.call else None
+    except ValueError as error:
+        raise ConfigError(f"on_stored.call: {error}") from error
+
+
 class Announcer:
     """Announces to the configured subject, and to `call` or the configured function."""
 
@@ -103,11 +111,7 @@ class Announcer:
         if self.subject:
             self._receivers["subject"] = _Receiver(self._publish)
             state.source.on_denied = self._denied
-        if call is None and config.call:
-            try:
-                call = load_on_stored(config.call)
-            except ValueError as error:
-                raise ConfigError(f"on_stored.call: {error}") from error
+        call = configured_call(config) if call is None else call
         if call is not None:
             self._receivers["call"] = _Receiver(_called(call))
 

@@ -40,7 +40,7 @@ class Encoding:
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """Encode blocks, and free their rows."""
         state = self._state
-        async with state.encoding.acquire(sum(map(_memory, blocks))):
+        async with state.encoding.acquire(sum(map(self._memory, blocks))):
             work = [
                 (block.away > 0, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
@@ -87,7 +87,7 @@ class Encoding:
         if self._state.spooling is not None:
             self._state.spooling.failed(error)
 
-
-def _memory(block: Block) -> int:
-    """Bytes that a block takes as one table; of what lies in files, a piece at a time is copied."""
-    return block.table_bytes - block.away + min(block.away, PIECE_BYTES) // ENCODING_COPIES
+    def _memory(self, block: Block) -> int:
+        """Bytes that a block takes as one table; of what lies in files, most writers copy a piece at a time."""
+        away = 0 if self.encoder.whole_blocks and not block.id.quarantine else block.away
+        return block.table_bytes - away + min(away, PIECE_BYTES) // ENCODING_COPIES

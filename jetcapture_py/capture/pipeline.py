@@ -43,9 +43,10 @@ class Capture:
         writer: BlockWriter | None = None,
         on_stored: OnStored | None = None,
     ) -> None:
-        self.state = CaptureState(config, store or configured_store(config.store))
+        store, encoder = store or configured_store(config.store), parts.encoder(config, decoder, key, writer)
+        self.state = CaptureState(config, store, whole_blocks=encoder.whole_blocks)
         self.decoding = Decoding(self.state, parts.preparer(config, decoder, key))
-        self.encoding = Encoding(self.state, parts.encoder(config, decoder, key, writer))
+        self.encoding = Encoding(self.state, encoder)
         self.announcer = Announcer(self.state, on_stored)
 
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:

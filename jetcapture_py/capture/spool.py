@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,8 @@ from jetcapture_py.capture.memory import lower_thread_priority
 _PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
 _ABANDONED = 3600.0
 """Age in seconds after which an unfinished directory belongs to a dead process."""
+MOST_FILES = 20_000
+"""Files of rows at once. Each is mapped, and Linux lets a process have 65,530 mappings (`vm.max_map_count`)."""
 
 
 class UsedUpError(OSError):
@@ -49,7 +52,8 @@ class Spool:
         self._resident = resident
         self._names = count()
         self._lock, self._opening = threading.Lock(), threading.Lock()
-        self._rows = self._objects = 0
+        self._rows = self._objects = self._files = 0
+        self._freed: deque[int] = deque()
         self.threads = ThreadPoolExecutor(1, "spool", initializer=lower_thread_priority)
         self._directory: Path | None = None
         self._held: IO[bytes] | None = None
@@ -57,12 +61,25 @@ class Spool:
     @property
     def bytes(self) -> int:
         """Total bytes of the files."""
-        return self._rows + self._objects
+        with self._lock:
+            return self._used()
 
     def has_room(self, size: int, *, spare: bool = True) -> bool:
         """Whether rows of `size` bytes fit, and, with `spare`, also the object written from them."""
+        with self._lock:
+            return self._has_room(size, spare=spare)
+
+    def _has_room(self, size: int, *, spare: bool) -> bool:
+        if spare and self._files >= MOST_FILES:
+            return False
         kept = self._rows + size + self._resident if spare else 0
-        return self.bytes + size + kept <= self.size
+        return self._used() + size + kept <= self.size
+
+    def _used(self) -> int:
+        """Bytes in all files, without what was freed since; the lock must be held."""
+        while self._freed:
+            self._objects -= self._freed.popleft()
+        return self._rows + self._objects
 
     def open(self) -> None:
         """Create this process's directory, and remove those of dead processes."""
@@ -77,12 +94,14 @@ class Spool:
         stored = batch.remove_column(position)
         size = int(stored.nbytes)
         with self._lock:
-            if not self.has_room(size, spare=spare):
+            if not self._has_room(size, spare=spare):
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
-            self._check_disk(2 * size + self._rows + self._resident)
+            needed = 2 * size + self._rows + self._resident
             self._rows += size
+            self._files += 1
         path, file = None, None
         try:
+            self._check_disk(needed)
             path = self._new("arrow")
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored.schema) as writer:
                 writer.write_batch(stored)
@@ -112,14 +131,13 @@ class Spool:
     def took(self, size: int) -> None:
         """Count bytes of an object that are about to be written."""
         with self._lock:
-            if self.bytes + size > self.size:
+            if self._used() + size > self.size:
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
             self._objects += size
 
     def freed(self, size: int) -> None:
-        """Count bytes of removed objects."""
-        with self._lock:
-            self._objects -= size
+        """Count bytes of removed objects. Takes no lock, because the garbage collector may call it anywhere."""
+        self._freed.append(size)
 
     def forget(self, file: SpoolFile) -> None:
         """Remove a file of rows."""
@@ -131,6 +149,7 @@ class Spool:
                 path.unlink()
         with self._lock:
             self._rows -= size
+            self._files -= 1
 
     def _check_disk(self, needed: int) -> None:
         """Raise OSError if the disk has less free space than needed."""

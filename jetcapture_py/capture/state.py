@@ -41,17 +41,19 @@ class StoredBlock(NamedTuple):
 class CaptureState:
     """The state of one capture. Sizes are bytes, times are seconds.
 
+    `whole_blocks` says that an object is made of one table, which no file can hold.
     `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
     wait to be acknowledged. `progress` is set whenever memory was freed or messages were acknowledged.
     """
 
-    def __init__(self, config: Config, store: Store) -> None:
+    def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
         block, source, memory = config.block, config.source, config.limits.memory
         self.config = config
         self.store = store
         self.stats = Stats()
         spool = config.limits.spool
-        largest = block.max_bytes if spool else min(block.max_bytes, memory // shares.BLOCK_SHARE)
+        in_memory = whole_blocks or not spool
+        largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
         self.spooling: Spooling | None = None
         if spool:

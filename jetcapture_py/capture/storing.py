@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.backoff import delays
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.errors import PermanentStoreError, StoreError
+from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.log import event
 from jetcapture_py.store import Store
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.store")
 
@@ -93,14 +94,30 @@ def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str |
     outcomes: list[tuple[str | Exception, float]] = []
     first, failure = time.perf_counter(), None
     for encoded in objects:
-        outcome: str | Exception
         began = time.perf_counter()
         if failure is not None and began - first > LONGEST_TURN:
             outcomes.append((failure, 0.0))
             continue
-        try:
-            outcome = store.put(encoded.name, encoded.data)
-        except Exception as error:
-            outcome = failure = error
+        outcome = _put(store, encoded)
+        if isinstance(outcome, Exception):
+            failure = outcome
         outcomes.append((outcome, time.perf_counter() - began))
     return outcomes
+
+
+def _put(store: Store, encoded: EncodedBlock) -> str | Exception:
+    try:
+        return store.put(encoded.name, encoded.data)
+    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
+        if not isinstance(error, JetcaptureError):
+            log.debug("traceback", exc_info=error)
+        _drop_tracebacks(error)
+        return error if isinstance(error, Exception) else StoreError(one_line(error))
+
+
+def _drop_tracebacks(error: BaseException) -> None:
+    """Drop those of an error and its causes: their frames hold the object, and often the error as well, in a cycle."""
+    found: list[BaseException] = [error]
+    for each in found:
+        each.__traceback__ = None
+        found += (more for more in (each.__cause__, each.__context__) if more is not None and more not in found)

@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from jetcapture_py.capture import parts
+from jetcapture_py.capture.announcing import configured_call
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import SourceError, StoreError
@@ -55,6 +57,7 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
 
     Raises ConfigError for problems that also end a capture at its start, such as a missing extra.
     """
+    _make_parts(config)
     findings = Findings()
     for text in config.warnings():
         findings.warning("settings", text)
@@ -65,6 +68,13 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
         findings.problem("connection", str(error))
     await asyncio.to_thread(_store, config, findings)
     return findings
+
+
+def _make_parts(config: Config) -> None:
+    """Make what a start makes of the configuration. Raises ConfigError, as the start would."""
+    parts.encoder(config, None, None)
+    parts.preparer(config, None, None)
+    configured_call(config.on_stored)
 
 
 def _store(config: Config, findings: Findings) -> None:

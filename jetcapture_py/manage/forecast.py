@@ -1,8 +1,8 @@
 """Predict the length of blocks and the number of their objects from the messages' rate and keys.
 
 A block ends by its age, by its own size, or under pressure: open blocks together hold at most a third of the messages
-that may be unacknowledged, and half of the memory (`config/shares.py`). Under pressure the largest blocks are sealed:
-blocks of busy keys end at about the same size, and those of slow keys by age.
+that may be unacknowledged, and half of the memory (`config/shares.py`), besides what the spool has room for. Under
+pressure the largest blocks are sealed: blocks of busy keys end at about the same size, and those of slow keys by age.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jetcapture_py.capture.side_tasks import MARK
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.shares import BLOCK_SHARE, OPEN_SHARE, OPEN_UNACKED_SHARE, SEALED_UNACKED_SHARE
 from jetcapture_py.config.values import DAY
+from jetcapture_py.plugins import is_reference
 
 PUT_PRICES = {"s3": 0.005, "gs": 0.005, "abfs": 0.0055, "az": 0.0055}
 """US dollars per 1,000 requests that write, by the scheme of `store.url`: the public list prices of Amazon S3 Standard
@@ -49,18 +50,21 @@ class Forecast:
 
 def forecast(config: Config, traffic: Traffic, unacked_limit: int) -> Forecast:
     """Predict the blocks of one capture; `unacked_limit` is the consumer's `max_ack_pending`."""
-    block, memory = config.block, config.limits.memory
+    block, memory, spool = config.block, config.limits.memory, config.limits.spool
     configured = min(block.interval, block.max_age)
     rates = sorted((traffic.rate * share for share in traffic.shares), reverse=True)
     size = max(traffic.message_bytes, 1.0)
     own = {
         "block.max_messages": float(block.max_messages),
         "block.max_bytes": block.max_bytes / size,
-        "limits.memory": memory / BLOCK_SHARE / size,
     }
+    if spool is None or is_reference(block.format):
+        own["limits.memory"] = memory / BLOCK_SHARE / size
+    resident = memory / OPEN_SHARE
+    spooled = max(0.0, (spool.size - resident) / 2) if spool else 0.0  # the other half is kept for the objects
     together = {
         "source.max_ack_pending": unacked_limit / OPEN_UNACKED_SHARE,
-        "limits.memory": memory / OPEN_SHARE / size,
+        "limits.spool.size" if spool else "limits.memory": (resident + spooled) / size,
     }
     first = min(own, key=lambda name: own[name])
     pressing = min(together, key=lambda name: together[name])

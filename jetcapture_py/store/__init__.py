@@ -119,9 +119,9 @@ def _users_store(reference: str, url: str, options: Mapping[str, Any]) -> Store:
     if callable(found):
         try:
             made = found(url, options)
-        except (JetcaptureError, ImportError):
+        except (JetcaptureError, ImportError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also sys.exit, and panics of Rust
             raise ValueError(f"{reference} cannot be created: {one_line(error)}") from error
     for method in ("put", "probe"):
         if not callable(getattr(made, method, None)):

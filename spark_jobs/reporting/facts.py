@@ -31,7 +31,7 @@ _SECOND = 1_000_000
 class Choice:
     """The part of the archive to describe: buckets that overlap `start` to `end`, and keys; None for all.
 
-    `complete` excludes buckets that end after the watermark's time, which may still grow.
+    `complete` excludes buckets that may still grow: those that end after the watermark's time, and those of event time.
     """
 
     start: datetime | None = None
@@ -41,7 +41,7 @@ class Choice:
 
     def has(self, stored: Stored, mark: Watermark | None) -> bool:
         """Whether it includes the object. Keys do not apply to the quarantine."""
-        if self.complete and (mark is None or stored.end > mark.time.timestamp()):
+        if self.complete and (stored.name.event_time or mark is None or stored.end > mark.time.timestamp()):
             return False
         if self.start is not None and stored.end <= self.start.timestamp():
             return False

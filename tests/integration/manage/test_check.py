@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import overlaps
+from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.manage.check import check, run
 from jetcapture_py.manage.findings import CheckFinding
@@ -99,6 +101,28 @@ def test_an_ack_wait_that_is_too_short_is_found(nats_server: Start, tmp_path: Pa
     consumer_of(server, ack_wait=SECOND)
     (found,) = problems(config(server.url, tmp_path))
     assert found.about == "ack_wait"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"block": {"format": "jetcapture_py.text:Writer"}},
+        {"decode": {"format": "jetcapture_py.text:Decoder"}},
+        {"key": "jetcapture_py.text:key"},
+        {"on_stored": {"call": "jetcapture_py.text:call"}},
+    ],
+    ids=str,
+)
+def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    configuration = config("nats://127.0.0.1:9", tmp_path, **sections)
+    with pytest.raises(ConfigError) as of_a_start:
+        Capture(configuration)
+    with pytest.raises(ConfigError) as found:
+        run(configuration, as_json=False, outage=None, price=None)
+    assert found.value.problems == of_a_start.value.problems
+    assert "cannot import jetcapture_py.text:" in str(found.value)
 
 
 def test_a_users_store_is_probed(tmp_path: Path) -> None:
@@ -246,6 +270,24 @@ def test_blocks_are_as_long_as_configured_without_pressure_and_a_third_of_the_li
     large = forecast(configuration, Traffic(rate=1_000, message_bytes=1 << 20, shares=[1.0]), 30_000)
     assert large.limit == "block.max_bytes"
     assert large.block_seconds == pytest.approx(0.128, rel=0.02)
+
+
+def test_blocks_are_predicted_to_use_the_spool() -> None:
+    traffic = Traffic(rate=100, message_bytes=100_000, shares=[1.0])
+    sections: dict[str, Any] = {"source": {"max_ack_pending": 300_000}, "block": {"max_bytes": "4GiB"}}
+    limits: dict[str, Any] = {"memory": "256MiB"}
+    small = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
+    assert small.limit == "limits.memory"
+    limits["spool"] = {"path": "/var/spool/jetcapture", "size": "20GiB"}
+    whole = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
+    assert (whole.limit, whole.block_seconds) == ("block.max_bytes", 300)  # three of at most 429 s
+    limits["spool"] = {"path": "/var/spool/jetcapture", "size": "2GiB"}
+    used_up = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
+    assert used_up.limit == "limits.spool.size"
+    assert used_up.block_seconds == pytest.approx(((2048 - 128) / 2 + 128) * 2**20 / 1e7, rel=0.02)
+    sections["block"] |= {"format": "package.module:Writer"}  # which gets each block in memory
+    own = forecast(config("nats://127.0.0.1:4222", "/archive", limits=limits, **sections), traffic, 300_000)
+    assert own.limit == "limits.memory"
 
 
 @pytest.mark.parametrize(("rate", "keys"), [(300, 1), (1_000, 5), (3_000, 20)])

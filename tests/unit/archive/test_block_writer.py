@@ -119,12 +119,54 @@ class Failing:
         return self._outcome
 
 
-@pytest.mark.parametrize("outcome", [ValueError("boom"), SystemExit("boom"), "text", None])
+class Panic(BaseException):
+    """As polars raises it: PyO3's PanicException is not an Exception."""
+
+
+@pytest.mark.parametrize(
+    "outcome", [ValueError("boom"), SystemExit("boom"), Panic("boom"), "text", None, b"", pa.py_buffer(b"")]
+)
 def test_messages_whose_writer_fails_are_in_the_quarantine(outcome: Any) -> None:
     found = encoder(UserWriter(Failing(outcome))).encode_or_salvage(BLOCK, "age", [batch([(1, 10), (2, 20)])])
     assert found.name.quarantine
     assert found.name.parquet
     assert found.messages == 2
+
+
+class PanicsAtStart:
+    """A user's writer that cannot be made."""
+
+    def __init__(self) -> None:
+        raise Panic("boom")
+
+
+def test_a_writer_that_panics_at_the_start_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"PanicsAtStart cannot be created: .*boom"):
+        make_writer(f"{__name__}:PanicsAtStart", "none")
+
+
+def test_any_failure_of_an_encoder_quarantines_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: Any) -> None:
+        raise Panic("boom")
+
+    monkeypatch.setattr(TextWriter, "write", write)
+    found = encoder(TextWriter("csv", "none")).encode_or_salvage(BLOCK, "age", [batch([(1, 10)])])
+    assert found.name.quarantine
+
+
+def test_an_object_on_which_a_users_reader_panics_is_reported_in_one_line() -> None:
+    class Panicking(Lines):
+        def read(self, data: pa.Buffer) -> pa.Table:
+            raise Panic("boom")
+
+    class Interrupted(Lines):
+        def read(self, data: pa.Buffer) -> pa.Table:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ValueError, match="boom"):
+        UserWriter(Panicking()).read(pa.py_buffer(b"1\n"))
+    with pytest.raises(KeyboardInterrupt):
+        UserWriter(Interrupted()).read(pa.py_buffer(b"1\n"))
 
 
 def test_a_users_writer_gets_sorted_rows_each_once_and_names_the_object() -> None:

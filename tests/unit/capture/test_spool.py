@@ -16,7 +16,8 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY
-from jetcapture_py.capture.spool import Spool
+from jetcapture_py.capture import spool as spool_module
+from jetcapture_py.capture.spool import Spool, UsedUpError
 from tests.unit.archive.test_writer import batch, plain
 
 ROWS = batch(plain(1000), text=["größe", None] * 500)
@@ -103,6 +104,47 @@ def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     del data
     gc.collect()
     assert spool.bytes == 0
+    spool.close()
+
+
+def test_the_garbage_collector_may_free_an_object_while_the_spool_counts(tmp_path: Path) -> None:
+    program = f"""
+import faulthandler, gc
+from pathlib import Path
+from tests.unit.capture.test_spool import Spool
+faulthandler.dump_traceback_later(30, exit=True)
+gc.disable()
+spool = Spool(Path({str(tmp_path)!r}), 1 << 20)
+sink = spool.sink()
+sink.write(b"abc")
+cycle = [sink.getvalue()]
+cycle.append(cycle)
+sink.close()
+del cycle
+
+class Collecting(int):
+    def __add__(self, other):
+        gc.collect()
+        return int(self) + other
+    __radd__ = __add__
+
+spool.took(Collecting(5))
+print(spool.bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("5\n", 0), done.stderr
+
+
+def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "MOST_FILES", 2)
+    spool = Spool(tmp_path, 100 * SIZE)
+    kept = [spool.write(ROWS.slice(0, 1))[1] for _ in range(2)]
+    assert not spool.has_room(1)
+    with pytest.raises(UsedUpError):
+        spool.write(ROWS)
+    assert spool.has_room(1, spare=False), "a file that replaces another"
+    kept[0].release()
+    assert settled(spool).has_room(1)
     spool.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,7 @@ from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import storing
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import StoreError
+from jetcapture_py.store import Store
 from tests.support.running import config
 
 
@@ -40,7 +43,28 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
 
 
-def state(store: SlowlyFailing, retry_for: str) -> CaptureState:
+class FailingOnce:
+    """Refuses the first object, with an error that it holds in a cycle with that object."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        self.calls += 1
+        if self.calls > 1:
+            return name.path
+        last: Exception | None = None
+        try:
+            raise OSError("connection lost")
+        except OSError as error:
+            last = error
+        raise StoreError("no answer in time") from last
+
+    def probe(self) -> None:
+        """Nothing is asked of it here."""
+
+
+def state(store: Store, retry_for: str) -> CaptureState:
     wanted = {"url": "file:///nowhere", "retry_for": retry_for, "concurrency": 1}
     return CaptureState(config("nats://127.0.0.1:1", "/nowhere", store=wanted), store)
 
@@ -78,3 +102,39 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
         assert sorted(found) == list(range(10))
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.parametrize("error", [SystemExit("boom"), BaseException("boom")], ids=repr)
+def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None, error: BaseException) -> None:
+    class Panicking(FailingOnce):
+        def put(self, name: ObjectName, data: pa.Buffer) -> str:
+            self.calls += 1
+            if self.calls == 1:
+                raise error
+            return name.path
+
+    async def scenario() -> None:
+        assert [index async for index, _ in storing.put_all(state(Panicking(), "60s"), [encoded(1)])] == [0]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_an_object_that_was_refused_once_is_freed_as_soon_as_it_is_stored(hasty: None) -> None:
+    async def scenario() -> None:
+        first = encoded(1)
+        freed = weakref.ref(first.data)
+        objects = [first]
+        del first
+        capture = state(FailingOnce(), "60s")
+        found = [index async for index, _ in storing.put_all(capture, objects)]
+        assert found == [0]
+        objects.clear()
+        await capture.in_thread(capture.store_threads, lambda: None)  # the thread has let go of its last work
+        assert freed() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        gc.enable()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.watermark import Watermark
 from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
 from spark_jobs.reporting.coverage import Hole, IncarnationCoverage
 from spark_jobs.reporting.facts import Choice, Delivery, Facts
@@ -39,6 +40,15 @@ def stored(bucket: int = MAY, *, key: str | None = "a", bad: bool = False, seq: 
         "redelivered": False,
     }
     return Stored(name=name, **{**known, **other})
+
+
+def test_complete_buckets_end_before_the_watermark_and_are_not_of_event_time() -> None:
+    ended, later = stored(), stored(MAY + 900)
+    late = replace(ended, name=replace(ended.name, event_time=True))
+    mark = Watermark(stream="S", consumer="c", created="", seq=9, time=datetime.fromtimestamp(MAY + 1000, UTC))
+    assert [Choice(complete=True).has(each, mark) for each in (ended, later, late)] == [True, False, False]
+    assert all(Choice().has(each, mark) for each in (ended, later, late))
+    assert not Choice(complete=True).has(ended, None)
 
 
 def life(*holes: Hole, last: int = 10, **other: Any) -> IncarnationCoverage:
