@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +117,17 @@ class Format:
     stored: Callable[[Row], Row] = lambda row: row
 
 
+@lru_cache(maxsize=1)
+def _bomb() -> bytes:
+    return gzip.compress(bytes(200 << 20), 1)
+
+
 def mixed(of: Format, count: int, seed: int = 1) -> list[tuple[bytes, Row | None]]:
     """`count` payloads, one in ten hostile, with their rows by the reference library; None for hostile ones.
 
     Some are compressed.
     """
     chance = random.Random(seed)
-    bomb = gzip.compress(bytes(200 << 20))
     found: list[tuple[bytes, Row | None]] = []
     for row in rows(count, seed):
         payload = of.encode(row)
@@ -130,7 +135,7 @@ def mixed(of: Format, count: int, seed: int = 1) -> list[tuple[bytes, Row | None
             bad = of.hostile(chance, payload)
             found.append((chance.choice([bad, bad, gzip.compress(bad), gzip.compress(payload)[:-5]]), None))
             if chance.random() < 0.02:
-                found[-1] = (bomb, None)
+                found[-1] = (_bomb(), None)
             continue
         packed = [payload, payload, gzip.compress(payload), pa.compress(payload, codec="zstd", asbytes=True)]
         found.append((chance.choice(packed), of.reference(payload)))

@@ -62,7 +62,7 @@ class InferringMsgpackDecoder(InferringJsonDecoder):
         try:
             fields = [memoryview(each) for each in _fields(payload).values()]
         except msgspec.MsgspecError:
-            return 0  # the decoder says what is wrong
+            return super()._containers_of(payload)  # it is damaged, perhaps after all of them
         return sum(
             self._containers(np.frombuffer(each, np.uint8)) for each in fields if each[0] < 0xA0 or each[0] > 0xDB
         )

@@ -137,12 +137,16 @@ CONTAINERS = {
     "json": b'{"a":[' + b"{}," * COUNT + b"1]}",
     "msgpack": b"\x81\xa1a\xdd" + COUNT.to_bytes(4, "big") + b"\x80" * COUNT,
 }
+DAMAGED = {"json": b"{" + CONTAINERS["json"], "msgpack": b"\x82" + CONTAINERS["msgpack"][1:] + b"\x01\x01"}
 
 
+@pytest.mark.parametrize("payloads", [CONTAINERS, DAMAGED], ids=["whole", "damaged"])
 @pytest.mark.parametrize("name", ["json", "msgpack"])
-def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(name: str) -> None:
+def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(
+    name: str, payloads: dict[str, bytes]
+) -> None:
     decoder = make_decoder(decode_settings(format=name, compression="gzip"))
-    bomb = gzip.compress(CONTAINERS[name], 1)
+    bomb = gzip.compress(payloads[name], 1)
     tracemalloc.start()
     decoded = decode_checked(decoder, batch_of([bomb]))
     peak = tracemalloc.get_traced_memory()[1]
