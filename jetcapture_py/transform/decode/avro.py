@@ -20,7 +20,7 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import avro_container
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.avro_schema import Survey, check_size, shape_of, survey, without_logical
+from jetcapture_py.transform.decode.avro_schema import Costs, check_size, shape_of, survey, without_logical
 from jetcapture_py.transform.decode.common import REFUSALS, DeclaredColumn, assemble, decode_each, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import MAX_ROWS, of_messages, rows_error
@@ -55,7 +55,7 @@ class _Writer:
 
     schema: Any
     reader: Any
-    costs: Survey
+    costs: Costs
 
     @property
     def most_rows(self) -> int:

@@ -65,7 +65,7 @@ def without_logical(schema: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Costs:
     """What reading values of a schema can cost.
 
     `recursive`: values can nest without bound. `empty`: the most values without bytes that one value holds, or a part
@@ -92,7 +92,7 @@ def check_size(schema: Any) -> None:
             raise ValueError(f"the schema has more than {MAX_PARTS} names, types and other values")
 
 
-def survey(schema: Any, named: Named) -> Survey:
+def survey(schema: Any, named: Named) -> Costs:
     """Check a parsed schema; return what its values can cost.
 
     Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
@@ -102,7 +102,7 @@ def survey(schema: Any, named: Named) -> Survey:
     _, depth, empty = visit.type(schema)
     if depth > _MOST_LEVELS:
         raise ValueError(f"the schema nests deeper than {_MOST_LEVELS} levels")
-    return Survey(visit.recursive, empty, visit.nested, len(named))
+    return Costs(visit.recursive, empty, visit.nested, len(named))
 
 
 _Cost = tuple[bool, int, int]
