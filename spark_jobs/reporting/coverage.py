@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ from pyspark.sql import functions as sf
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import microseconds_of
 from spark_jobs.reporting.source import ReportSource, Stored
 
 CELLS = 240
@@ -31,7 +32,6 @@ MOST_LIVES = 6
 _LONGEST_CHUNK = 1 << 20
 """Maximum range of sequences that one task sorts."""
 _EVERY = (1 << 63) - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AND = ","
 """Separates the creation times where compaction merged objects of several incarnations."""
 
@@ -143,7 +143,7 @@ def _moment(created: str) -> datetime:
 
 
 def _micros(created: str) -> int:
-    return (_moment(created) - _EPOCH) // timedelta(microseconds=1)
+    return microseconds_of(_moment(created))
 
 
 def _settled(created: str, mark: Watermark | None) -> int | None:
