@@ -56,7 +56,8 @@ class CaptureState:
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
         self.spooling: Spooling | None = None
         if spool:
-            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE)
+            growth = shares.TEXT_GROWTH if block.format in ("ndjson", "csv") and block.compression == "none" else 1
+            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, memory)
         self.source = PullSource(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
