@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
 
 Identity = tuple[int, int]  # sequence, timestamp in microseconds
@@ -47,6 +49,28 @@ def encoded(
     )
     block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
     return encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
+
+
+def lay_out(
+    root: Path, messages: Mapping[Identity, str | None], bundles: int, *, bucket: int = 1_700_000_100
+) -> list[ObjectName]:
+    """Store messages, of which each has its key, as a capture does: one object for each key, or for each bundle."""
+    placed: defaultdict[tuple[str | None, str], list[Identity]] = defaultdict(list)
+    for each, key in messages.items():
+        placed[(None, bundle_of(key, bundles)) if bundles else (key, "")].append(each)
+    encoder = Encoder(stream="ORDERS", interval=900, compression="zstd", consumer="archive", bundles=bundles)
+    names = []
+    for (key, bundle), found in placed.items():
+        table = encoded(found).data
+        rows = pq.ParquetFile(pa.BufferReader(table)).read().drop_columns([layout.STREAM])
+        rows = rows.append_column(REPLY, pa.nulls(len(found), pa.binary())).combine_chunks()
+        if bundle:
+            rows = rows.append_column(layout.KEY, pa.array([messages[each] for each in sorted(found)], pa.string()))
+        block = BlockId(key=key, bucket=bucket, bundle=bundle)
+        stored = encoder.encode(block, "age", rows.to_batches())
+        put(root, stored)
+        names.append(stored.name)
+    return names
 
 
 def put(root: Path, block: EncodedBlock) -> Path:

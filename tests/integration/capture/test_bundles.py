@@ -33,7 +33,7 @@ BUNDLES = 16
 def of(*numbers: int) -> list[Message]:
     """A message of each number; its key is the number, modulo `KEYS`, and none where that is 0."""
     return [
-        (f"orders.{number % KEYS}" if number % KEYS else "orders", b'{"n":%d}' % number, None) for number in numbers
+        (f"orders.x.{number % KEYS}" if number % KEYS else "orders.x", b'{"n":%d}' % number, None) for number in numbers
     ]
 
 
@@ -58,7 +58,7 @@ def test_every_message_is_in_the_bundle_of_its_key_and_there_are_as_many_objects
     settings = config(
         server.url,
         root,
-        key="{subject[1]}",
+        key="{subject[2]}",
         decode={"format": "json"},
         block={"bundles": BUNDLES, "interval": "1d", "max_age": "1h"},
     )
@@ -86,13 +86,13 @@ def test_every_message_is_in_the_bundle_of_its_key_and_there_are_as_many_objects
 def test_copies_of_a_message_lie_in_one_bundle(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
     block = {"bundles": BUNDLES}
-    crashing = config(server.url, root, key="{subject[1]}", block=block, store={"retry_for": "0s"})
+    crashing = config(server.url, root, key="{subject[2]}", block=block, store={"retry_for": "0s"})
     asyncio.run(publish(server.url, of(*range(1, 101))))
     with pytest.raises(BaseExceptionGroup):
         asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
     assert objects(root), "nothing was stored before the crash"
     asyncio.run(publish(server.url, of(*range(101, 201))))
-    asyncio.run(capture_all(config(server.url, root, key="{subject[1]}", block=block)))
+    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", block=block)))
     found = rows(root, objects(root))
     assert {seq for seq, *_ in found} == set(range(1, 201))
     assert {(key, bundle) for _, key, bundle in found} == {
@@ -105,7 +105,7 @@ def test_text_objects_are_in_bundles_as_well(nats_server: Start, tmp_path: Path,
     server, root = nats_server(), tmp_path / "archive"
     asyncio.run(publish(server.url, of(*range(1, 301))))
     block = {"bundles": 4, "interval": "1d", "format": format, "compression": "none"}
-    asyncio.run(capture_all(config(server.url, root, key="{subject[1]}", decode={"format": "json"}, block=block)))
+    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", decode={"format": "json"}, block=block)))
     pattern = f"{root}/ORDERS/bundle=*/*/*/*.{format}"
     read = "read_csv" if format == "csv" else "read_json"
     source = f"{read}('{pattern}', hive_partitioning=true)"
@@ -127,9 +127,9 @@ def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
 ) -> None:
     caplog.set_level(logging.WARNING, "jetcapture")
     server, many = nats_server(), MANY_KEYS + 1
-    messages = [(f"orders.{number}", b"x", None) for number in range(many)]
+    messages = [(f"orders.x.{number}", b"x", None) for number in range(many)]
     asyncio.run(publish(server.url, messages))
-    settings = config(server.url, tmp_path / "archive", key="{subject[1]}", block={"bundles": bundles})
+    settings = config(server.url, tmp_path / "archive", key="{subject[2]}", block={"bundles": bundles})
 
     async def capture() -> None:
         stop, capture = asyncio.Event(), Capture(settings)
@@ -157,8 +157,8 @@ def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
 
 def test_a_message_that_goes_to_the_quarantine_is_in_no_bundle(nats_server: Start, tmp_path: Path) -> None:
     server, root = nats_server(), tmp_path / "archive"
-    asyncio.run(publish(server.url, [("orders.eu", b"{", None), ("orders.eu", b'{"n":1}', None)]))
-    settings = config(server.url, root, decode={"format": "json"}, key="{subject[1]}", block={"bundles": 4})
+    asyncio.run(publish(server.url, [("orders.x.eu", b"{", None), ("orders.x.eu", b'{"n":1}', None)]))
+    settings = config(server.url, root, decode={"format": "json"}, key="{subject[2]}", block={"bundles": 4})
     asyncio.run(capture_all(settings))
     names = objects(root)
     assert sorted((name.quarantine, name.bundle) for name in names) == [(False, bundle_of("eu", 4)), (True, "")]
