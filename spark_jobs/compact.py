@@ -82,9 +82,9 @@ def compact(
     """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
 
     Only buckets that ended more than `older_than` seconds ago and start in [`start`, `end`), and only these `keys`
-    (None: messages without a key). If the archive has a watermark, only buckets that are complete by it, unless
-    `incomplete`. Sources are removed `grace` seconds after the last object that replaces them was written; this
-    function waits for that once. `tell` gets progress messages.
+    (None: messages without a key), which excludes objects in bundles. If the archive has a watermark, only buckets that
+    are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
+    them was written; this function waits for that once. `tell` gets progress messages.
 
     `bundles` moves all objects to this number of bundles, as a capture with the same `block.bundles` stores them; 0
     leaves each in its layout. Objects in bundles whose number is not a multiple of it are left alone.

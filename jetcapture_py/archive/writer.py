@@ -328,7 +328,9 @@ def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -
     seq, time = np.concatenate(seqs), np.concatenate(timestamps)
     if in_order:
         return seq, time
-    order = np.lexsort((time, seq))
+    order = np.argsort(seq, kind="stable")
+    if (np.diff(seq[order]) == 0).any():  # rows of one message, or of several lives of the stream
+        order = np.lexsort((time, seq))
     seq, time = seq[order], time[order]
     first = np.ones(len(seq), bool)
     first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])

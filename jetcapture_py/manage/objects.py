@@ -55,7 +55,7 @@ def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]
     found = [(name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)]
     if selection.keys:
         with ThreadPoolExecutor(storage.threads, "objects") as threads:
-            wanted = threads.map(lambda each: _may_hold(storage, *each, selection.keys), found)
+            wanted = threads.map(lambda each: _may_hold(storage, each[0], each[1], selection.keys), found)
             found = [each for each, held in zip(found, wanted, strict=True) if held]
     return sorted(found, key=lambda each: _order(each[0]))
 
