@@ -15,6 +15,8 @@ from jetcapture_py.archive.bundles import key_order, row_group_rows, with_keys
 
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
+_FEW = 4096
+"""Rows of which the size does not matter."""
 _PIECE = 64
 """Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
 
@@ -28,10 +30,12 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table
     order, messages = _order(table)
     if with_keys(table.schema):
         by_key = key_order(table.column(layout.KEY), order)
-        rows = max(row_group_rows(len(by_key), table.nbytes), 1)
-        if table.nbytes <= 2 * size:
+        count = len(by_key)
+        nbytes = 0 if count <= _FEW else table.nbytes  # which takes long for many slices
+        rows = row_group_rows(count, nbytes) or 1
+        if nbytes <= 2 * size:
             table = table.combine_chunks()  # one copy more, but rows of many batches take several
-        return _pieces(table, by_key, [*range(rows, len(by_key), rows), len(by_key)]), table.num_rows - len(by_key)
+        return _pieces(table, by_key, [*range(rows, count, rows), count]), table.num_rows - count
     ends = _ends(table, order, messages, size)
     return _pieces(table, order, ends), table.num_rows - ends[-1]
 
