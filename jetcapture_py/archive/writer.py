@@ -356,7 +356,8 @@ def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.Re
     """The columns `names` of a batch, and the quarantine's."""
     count = len(batch)
     headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
-    kept = batch.select([name for name in batch.schema.names if name in names and name != layout.RAW_HEADERS])
+    left = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
+    kept = batch.select([name for name in batch.schema.names if name in names and name not in left])
     taken = (layout.STAGE, layout.ERROR)
     kept = kept.rename_columns([f"decoded_{name}" if name.lower() in taken else name for name in kept.schema.names])
     kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))

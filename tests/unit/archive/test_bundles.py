@@ -158,6 +158,15 @@ def test_other_readers_find_a_key_and_the_rows_are_as_they_were(large: EncodedBl
     assert table.column(layout.SEQ).to_pylist() == expected
 
 
+def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -> None:
+    rows = keyed(plain(3), ["b", None, "a"]).drop_columns([layout.PAYLOAD]).append_column("n", pa.array([1, 2, 3]))
+    salvaged = SIXTEEN.salvage(BLOCK, [rows], ValueError("no"))
+    assert salvaged.name.path.startswith("_quarantine/ORDERS/date=")
+    table = read(salvaged)
+    assert layout.KEY not in table.schema.names
+    assert (table.column(layout.SEQ).to_pylist(), table.column("n").to_pylist()) == ([1, 2, 3], [1, 2, 3])
+
+
 def test_text_objects_in_bundles_have_the_key_as_a_column_and_are_sorted_by_it() -> None:
     encoder = replace(SIXTEEN, format=TextWriter("csv", "none"))
     encoded = write(keyed(plain(3), ["b", None, "a"]), block=BLOCK, encoder=encoder)
