@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import with_keys
 
 _SAMPLE, _SHARE = 512, 16
 """A column's first rows show whether it repeats itself: so many of them, or this part of all if that is more."""
@@ -32,7 +34,10 @@ _KNOWN = {
     layout.STREAM: _DICTIONARY,
     layout.SEQ: _DELTA,
     layout.TIMESTAMP: _DELTA,
+    layout.KEY: _DICTIONARY,
 }
+_PAGE_ROWS = 4096
+"""Rows of a page in objects that are sorted by key, so that readers with a page index can skip most of a row group."""
 
 
 def settings(table: pa.Table, compression: str) -> dict[str, Any]:
@@ -44,7 +49,17 @@ def settings(table: pa.Table, compression: str) -> dict[str, Any]:
     small: tuple[bool, ...] = (False,) * (len(columns) - 1)
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
-    return _settings(schema, compression, encodings, (False, *small))  # the first column's says what was wanted
+    # the first column's says what was wanted
+    return _settings(schema, compression, encodings, (False, *small)) | _sorted_by_key(schema)
+
+
+def _sorted_by_key(schema: pa.Schema) -> dict[str, Any]:
+    """What is written of rows that are sorted by their keys: their order, and where each page begins."""
+    if not with_keys(schema):
+        return {}
+    ascending = [(layout.KEY, "ascending"), (layout.SEQ, "ascending")]
+    order = pq.SortingColumn.from_ordering(schema, ascending, null_placement="at_start")
+    return {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
 
 
 def _is_small(column: pa.ChunkedArray) -> bool:
