@@ -88,7 +88,8 @@ def test_a_stream_that_exists_is_left_as_it_is(
     assert error(capfd, kept, server.url).startswith("stream ORDERS exists: a restore creates its stream")
     assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
     overlap = error(capfd, kept, server.url, "--as", "COPY")
-    assert overlap == "NATS refused to restore stream COPY: subjects overlap with an existing stream"
+    assert "stream COPY: " in overlap
+    assert "subjects overlap with an existing stream" in overlap
     assert asyncio.run(streams(server.url)) == ["ORDERS"]
     assert main([kept.url, "ORDERS", "--as", "COPY", "--servers", server.url, "--subject-prefix", "copy"]) == 0
     assert asyncio.run(state_of(server.url, "COPY"))["messages"] == 10
