@@ -39,12 +39,13 @@ STREAM = "_nats_stream"
 SUBJECT = "_nats_subject"
 SEQ = "_nats_seq"
 TIMESTAMP = "_nats_timestamp"
+NANOS = "_nats_nanos"
 DELIVERED = "_nats_delivered"
 HEADERS = "_nats_headers"
 PAYLOAD = "_nats_payload"
 ROW = "_nats_row"
 TIME = "_nats_time"
-ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, DELIVERED, HEADERS, PAYLOAD)
+ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, NANOS, DELIVERED, HEADERS, PAYLOAD)
 OPTIONAL = (ROW, TIME)
 """Columns of the envelope that only some objects have."""
 IDENTITY = (STREAM, SEQ, TIMESTAMP)

@@ -28,6 +28,7 @@ ENVELOPE = pa.schema(
         pa.field(layout.SUBJECT, pa.string()),
         pa.field(layout.SEQ, pa.int64()),
         pa.field(layout.TIMESTAMP, pa.timestamp("us", "UTC")),
+        pa.field(layout.NANOS, pa.int16()),
         pa.field(layout.DELIVERED, pa.int32()),
         pa.field(layout.HEADERS, HEADERS_TYPE),
         pa.field(layout.PAYLOAD, pa.binary()),

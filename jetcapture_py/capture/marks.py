@@ -11,6 +11,7 @@ from jetcapture_py.archive.watermark import Watermark, path
 from jetcapture_py.capture.key_rule import describe_time
 from jetcapture_py.capture.progress import Move, move
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.stream_configs import keep_stream_config
 from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.admin import ConsumerState
 from jetcapture_py.log import event
@@ -25,10 +26,11 @@ LAST_MARK = 5.0
 
 
 async def last_mark(state: CaptureState) -> None:
-    """Write the final watermark."""
+    """Write the final watermark, and the stream's configuration."""
     try:
         async with asyncio.timeout(LAST_MARK):
             await mark(state, timedelta())
+            await keep_stream_config(state)
     except TimeoutError:
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 

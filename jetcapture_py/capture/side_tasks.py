@@ -1,5 +1,5 @@
 """Side tasks of the pipeline: seal by age and under pressure, keep messages alive, watch the consumer and the decoder,
-and write the watermark."""
+and write the watermark and the stream's configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from jetcapture_py.capture.marks import mark
 from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.stream_configs import keep_stream_config
 from jetcapture_py.config.shares import STALLED_SHARE
 from jetcapture_py.log import event
 
@@ -95,6 +96,7 @@ async def _watch_decoder(state: CaptureState) -> None:
 
 async def _mark(state: CaptureState) -> None:
     while True:
+        await keep_stream_config(state)
         await asyncio.sleep(MARK)
         await mark(state)
 

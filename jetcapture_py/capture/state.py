@@ -43,7 +43,8 @@ class CaptureState:
 
     `whole_blocks` says that an object is made of one table, which no file can hold.
     `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
-    wait to be acknowledged. `progress` is set whenever memory was freed or messages were acknowledged.
+    wait to be acknowledged. `stream_config` is what was last written of the stream's configuration. `progress` is set
+    whenever memory was freed or messages were acknowledged.
     """
 
     def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
@@ -70,6 +71,7 @@ class CaptureState:
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
+        self.stream_config: bytes | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()

@@ -106,7 +106,7 @@ def _name(value: str) -> str:
 
 
 def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark", "_probe"):
+    if value in ("_quarantine", "_watermark", "_streams", "_probe"):
         raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
     return _name(value)
 

@@ -31,8 +31,9 @@ from spark_jobs.reading.place import Place, modified
 _THREADS = 32
 _QUARANTINE = (
     f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
-    f"{layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, {layout.PAYLOAD} binary, "
-    f"{layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, date string, hour string"
+    f"{layout.NANOS} smallint, {layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, "
+    f"{layout.PAYLOAD} binary, {layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, "
+    "date string, hour string"
 )
 
 T = TypeVar("T")

@@ -176,6 +176,7 @@ def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None
         PATH.replace(FILE, "_SUCCESS"),
         PATH.replace(FILE, "part-00000-2f1c.c000.snappy.parquet"),
         "_watermark/ORDERS.json",
+        "_streams/ORDERS/20240101T000000Z.json",
         "_probe/0123456789abcdef",
         f"_quarantine/ORDERS/{FILE}",
         PATH + "\n",
