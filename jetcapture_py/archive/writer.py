@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol, Self
@@ -186,17 +187,16 @@ class Encoder:
             return self.salvage(block, batches, error)
 
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
-        """The block's messages as a quarantine object, envelope only."""
-        rows = []
-        reason = one_line(error)
-        for batch in batches:
-            count = len(batch)
-            headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)
-            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, layout.TIME, REPLY)])
-            kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
-            kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
-            rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
-        return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
+        """The block's messages as a quarantine object.
+
+        It has their payloads or, where these are not kept, the decoded columns, unless Parquet cannot hold them either.
+        """
+        target, reason = BlockId(key=None, bucket=block.bucket, quarantine=True), one_line(error)
+        envelope = (*layout.ENVELOPE, layout.TIME, REPLY)
+        if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
+            with suppress(Exception):
+                return self.encode(target, "error", [_salvaged(batch, batch.schema.names, reason) for batch in batches])
+        return self.encode(target, "error", [_salvaged(batch, envelope, reason) for batch in batches])
 
 
 class ObjectWriter:
@@ -324,6 +324,18 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 @lru_cache(maxsize=256)
 def _schema_id(schema: pa.Schema) -> str:
     return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+
+
+def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.RecordBatch:
+    """The columns `names` of a batch, and the quarantine's."""
+    count = len(batch)
+    headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
+    kept = batch.select([name for name in batch.schema.names if name in names and name != layout.RAW_HEADERS])
+    taken = (layout.STAGE, layout.ERROR)
+    kept = kept.rename_columns([f"decoded_{name}" if name.lower() in taken else name for name in kept.schema.names])
+    kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
+    kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
+    return kept.append_column(layout.RAW_HEADERS, pa.nulls(count, pa.binary()) if headers is None else headers)
 
 
 def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:

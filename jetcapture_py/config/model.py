@@ -228,6 +228,13 @@ class Config(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _spool_elsewhere(self) -> Self:
+        spool, root = self.limits.spool, self.store.url.removeprefix("file://")
+        if spool and root.startswith("/") and spool.path.resolve().is_relative_to(Path(root).resolve()):
+            raise wrong("limits.spool.path", f"{spool.path} is inside the archive, {root}; expected another directory")
+        return self
+
     @property
     def has_user_code(self) -> bool:
         """Whether it names user code, which may import anything."""

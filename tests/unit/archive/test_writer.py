@@ -582,6 +582,19 @@ def test_a_block_whose_columns_cannot_be_written_is_salvaged_into_the_quarantine
     assert (encoded.messages, encoded.duplicates) == (3, 1)
 
 
+def test_without_payloads_what_was_decoded_is_salvaged() -> None:
+    rows = batch(
+        [(1, 5), (1, 5), (2, 6)], _nats_row=pa.array([0, 1, 0], pa.int32()), a=["x", "y", "z"], Error=[1, 2, 3]
+    )
+    encoded = ENCODER.salvage(BLOCK, [rows.drop_columns([layout.PAYLOAD])], ValueError("no"))
+    assert (encoded.messages, encoded.name.quarantine) == (2, True)
+    assert read(encoded).column("a").to_pylist() == ["x", "y", "z"]
+    assert read(encoded).column("decoded_Error").to_pylist() == [1, 2, 3]
+    assert read(encoded).column("error").to_pylist() == ["ValueError: no"] * 3
+    unwritable = batch([(1, 5)], a=pa.nulls(1, pa.struct([]))).drop_columns([layout.PAYLOAD])
+    assert read(ENCODER.salvage(BLOCK, [unwritable], ValueError("no"))).column(layout.SEQ).to_pylist() == [1]
+
+
 def test_a_message_of_several_rows_is_salvaged_once() -> None:
     rows = batch([(1, 5), (1, 5)], _nats_row=pa.array([0, 1], pa.int32()), a=["x", "y"])
     encoded = ENCODER.salvage(BLOCK, [rows], ValueError("no"))

@@ -709,3 +709,10 @@ def test_the_schema_agrees_with_the_loader() -> None:
                 model.parse(data)
             else:
                 problems_of(data)
+
+
+@pytest.mark.parametrize("url", ["file:///data/archive", "/data/archive", "/data/"])
+def test_a_spool_inside_the_archive_is_refused(url: str) -> None:
+    data = {**MINIMAL, "store": {"url": url}, "limits": {"spool": {"path": "/data/archive/spool", "size": "1GiB"}}}
+    (problem,) = problems_of(data)
+    assert problem.startswith("limits.spool.path: /data/archive/spool is inside the archive, ")
