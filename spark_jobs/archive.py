@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, Literal
 
@@ -22,14 +22,18 @@ from pyspark.sql.types import DataType
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.config.buckets import PREFIXES
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
+from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Facts, Listing
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.reading.place import Place
 from spark_jobs.reading.scan import Scans
 
 Dedupe = Literal["auto", "full", "none"]
@@ -133,6 +137,60 @@ def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = 
     frame = read_archive(spark, url, stream, **read)
     frame.createOrReplaceTempView(quoted(_plain_name(stream) if name is None else name))
     return frame
+
+
+def read_bucket(
+    spark: SparkSession,
+    url: str,
+    bucket: str,
+    *,
+    as_of: Moment | int | None = None,
+    history: bool = False,
+    max_age: str | float | timedelta | None = None,
+    max_msgs_per_subject: int | None = None,
+    columns: Sequence[str] | None = None,
+    dedupe: Dedupe = "auto",
+    parquet_only: bool = False,
+    options: Mapping[str, Any] | None = None,
+    engine: Engine = "spark",
+) -> DataFrame:
+    """Return the KV bucket `bucket` at a moment: the entry of each key that clients could get then.
+
+    `as_of` is a time as for `read_archive`, inclusive, or a revision: the moment at which it was stored. By default it
+    is now, with what the archive has by now. Keys that were deleted, purged or expired by then are not there, whether
+    or not the archive has a marker for it. `history` returns all entries up to that moment instead, deletions and
+    expired ones among them: more than the bucket itself keeps.
+
+    Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
+    envelope, whose `_nats_payload` is the value, and the decoded columns. Values that could not be decoded have nulls
+    there. `columns` names the columns wanted.
+
+    TTLs and limits are the bucket's own, as the capture has recorded them; `max_age` (a duration, 0 for no limit) and
+    `max_msgs_per_subject` replace them. If the bucket was deleted and created again, a revision is one of the newest
+    bucket. The other arguments are those of `read_archive`.
+    """
+    kv.check_name(bucket)
+    stream, moment = f"{PREFIXES['bucket']}{bucket}", kv.moment_of(as_of)
+    until = moment if isinstance(moment, datetime) else None
+    known = kv.incarnations(Place.open(url, options or {}), stream, max_age, max_msgs_per_subject)
+    read: dict[str, Any] = {
+        "end": None if until is None else until + timedelta(microseconds=1),
+        "columns": None if columns is None else {*kv.NEEDED, *columns}.__contains__,
+        "dedupe": dedupe,
+        "parquet_only": parquet_only,
+        "options": options,
+        "engine": engine,
+    }
+    good = read_archive(spark, url, stream, **read)
+    bad = read_archive(spark, url, stream, quarantine=True, **read)
+    life, found = kv.current(kv.entries(good, bad), known, until)
+    time = microseconds_of(datetime.now(UTC) if until is None else until)
+    if isinstance(moment, int):
+        time = kv.time_of(found, moment) or time
+        found = found.where(sf.col(layout.SEQ) <= moment)
+    found = kv.described(found, life.limits)
+    found = kv.whole_history(found) if history else kv.at(found, life.limits, time)
+    return found if columns is None else found.select(*(_column(found, name) for name in columns))
 
 
 def _plain_name(stream: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -35,14 +35,14 @@ class KeyFunction(Protocol):
         ...
 
 
-def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
+def make_key(text: str, decode: FormatConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
     """The key function of a template, or the one that `package.module:function` names; else ValueError.
 
     `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
-    its fields from the message's own payload.
+    its fields from the message's own payload; not those in `own`, which do not come from payloads.
     """
     if not plugins.is_reference(text):
-        return TemplateKey(text, payload_texts(decode))
+        return TemplateKey(text, payload_texts(decode), own)
     found = plugins.load(text)
     if not callable(found):
         raise ValueError(f"{text} is not a function")
@@ -71,12 +71,18 @@ def payload_texts(decode: FormatConfig | None, *, times: bool = False) -> Callab
 class TemplateKey:
     """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads.
+    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads; those in `own`
+    are always columns.
     """
 
-    def __init__(self, template: str, texts: Callable[[Sequence[str]], FieldTexts] | None = None) -> None:
+    def __init__(
+        self,
+        template: str,
+        texts: Callable[[Sequence[str]], FieldTexts] | None = None,
+        own: Collection[str] = (),
+    ) -> None:
         self.parts = parse_template(template)
-        names = [str(part.value) for part in self.parts if part.kind == "field"]
+        names = [name for part in self.parts if part.kind == "field" and (name := str(part.value)) not in own]
         self._texts = texts(names) if names and texts is not None else None
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
@@ -104,7 +110,8 @@ def _column(
         return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
         return header_values(batch.column(layout.HEADERS), str(part.value))
-    return _field(fields, str(part.value), len(batch)) if texts is None else texts[str(part.value)]
+    name = str(part.value)
+    return _field(fields, name, len(batch)) if texts is None or name not in texts else texts[name]
 
 
 def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
