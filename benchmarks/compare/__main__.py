@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keys", type=int, nargs="+", help="how many regions the messages have")
     parser.add_argument("--runners", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--replicas", type=int, nargs="+", help="processes that share the work")
+    parser.add_argument("--busy", type=int, nargs="+", help="busy loops beside everything")
     parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
     parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
     parser.add_argument("--formats", action="store_true", help="the same orders in every format that is decoded")
@@ -92,9 +93,14 @@ def cases(options: argparse.Namespace) -> list[Case]:
             replicas=replicas,
             store=store,
             unacked=options.unacked,
+            busy=busy,
         )
-        for size, keys, replicas, store in product(
-            options.sizes or [250], options.keys or [4], options.replicas or [1], options.store or ["local"]
+        for size, keys, replicas, store, busy in product(
+            options.sizes or [250],
+            options.keys or [4],
+            options.replicas or [1],
+            options.store or ["local"],
+            options.busy or [0],
         )
     ]
     return [(scenario, name) for scenario in found for name in names]
@@ -102,7 +108,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 def is_standard(options: argparse.Namespace) -> bool:
     """Whether nothing says which scenarios to run."""
-    return not (options.formats or options.sizes or options.keys or options.replicas or options.store)
+    return not (options.formats or options.sizes or options.keys or options.replicas or options.store or options.busy)
 
 
 def available(wanted: Iterable[Case], checkout: Path | None, found: Results) -> list[tuple[Scenario, Runner]]:

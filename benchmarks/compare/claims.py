@@ -41,7 +41,7 @@ def _claims(results: Results) -> Iterator[Claim]:
     at = {
         (scenario.size, scenario.keys, scenario.replicas, scenario.store): scenario
         for scenario in results.scenarios
-        if scenario.unacked == BASE.unacked and scenario.format == BASE.format
+        if scenario.unacked == BASE.unacked and scenario.format == BASE.format and scenario.busy == BASE.busy
     }
     base = at.get((BASE.size, BASE.keys, 1, "local"), BASE)
 
@@ -63,6 +63,10 @@ def _claims(results: Results) -> Iterator[Claim]:
     large = at.get((LARGE, BASE.keys, 1, "local"))
     many = at.get((BASE.size, MANY, 1, "local"))
     shared = at.get((BASE.size, BASE.keys, REPLICAS, "local"))
+    for scenario in results.scenarios:
+        quiet = replace(scenario, busy=0)
+        for name in (RAW, JSON) if scenario.busy else ():
+            yield least(f"{_short(name)}, {scenario}, rate, against none", (scenario, name), (quiet, name), 0.4)
     for name in (RAW, JSON):
         if large is not None:
             yield least(f"{_short(name)}, 10 KB messages, MB/s, against the limit", (large, name), (large, LIMIT), 0.9)

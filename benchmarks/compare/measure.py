@@ -13,7 +13,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,23 +114,24 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
     }
     await _ask(client, "CREATE", work, {"stream_name": scenario.stream, "config": config, "action": "create"})
     command = runner.command(work)
-    processes = [Process(command, work.directory / f"{index}.log") for index in range(scenario.replicas)]
-    try:
-        seconds, before = await _watch(client, work, processes)
-        for process in processes:
-            process.look()
-            if not runner.ends:
-                process.send(signal.SIGTERM)
-        for process in processes:
-            await process.wait(GRACE)
-        delivered = (await _ask(client, "INFO", work))["delivered"]["consumer_seq"]
-    finally:
-        for process in processes:
-            process.send(signal.SIGKILL)
-        for process in processes:
-            with contextlib.suppress(FailedError):
+    with _busy(scenario.busy):
+        processes = [Process(command, work.directory / f"{index}.log") for index in range(scenario.replicas)]
+        try:
+            seconds, before = await _watch(client, work, processes)
+            for process in processes:
+                process.look()
+                if not runner.ends:
+                    process.send(signal.SIGTERM)
+            for process in processes:
                 await process.wait(GRACE)
-        await _ask(client, "DELETE", work)
+            delivered = (await _ask(client, "INFO", work))["delivered"]["consumer_seq"]
+        finally:
+            for process in processes:
+                process.send(signal.SIGKILL)
+            for process in processes:
+                with contextlib.suppress(FailedError):
+                    await process.wait(GRACE)
+            await _ask(client, "DELETE", work)
     stored = work.target.stored(runner.files, runner.identity) if runner.files else Stored()
     if runner.files and stored.different != scenario.messages:
         raise FailedError(f"{stored.different} of {scenario.messages} messages are stored")
@@ -140,6 +143,19 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
         redelivered=delivered - scenario.messages,
         stored=stored,
     )
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Run `count` processes that use a core each."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.wait()
 
 
 async def _watch(client: Client, work: Work, processes: list[Process]) -> tuple[float, float]:

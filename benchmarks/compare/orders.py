@@ -28,7 +28,8 @@ TEXT = """
 class Scenario:
     """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together.
 
-    `unacked` is how many of them the consumer lets be unacknowledged, `format` what the orders are written in.
+    `unacked` is how many of them the consumer lets be unacknowledged, `format` what the orders are written in. `busy`
+    other processes do nothing but use a core meanwhile.
     """
 
     size: int = 250
@@ -38,6 +39,7 @@ class Scenario:
     store: str = "local"
     unacked: int = UNACKED
     format: str = "json"
+    busy: int = 0
 
     @property
     def stream(self) -> str:
@@ -55,6 +57,7 @@ class Scenario:
         parts += [self.store] if self.store != "local" else []
         parts += [f"{self.unacked:,} unacknowledged"] if self.unacked != UNACKED else []
         parts += [f"as {self.format}"] if self.format != "json" else []
+        parts += [f"{self.busy} busy loop{'s' * (self.busy > 1)} beside"] if self.busy else []
         return ", ".join(parts)
 
 

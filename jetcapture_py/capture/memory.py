@@ -11,7 +11,6 @@ from importlib.abc import MetaPathFinder
 UNUSED = "pandas"
 _POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_NICENESS = 10
 _MALLOC = {_M_TRIM_THRESHOLD: 1 << 30, _M_MMAP_THRESHOLD: 32 << 20, _M_ARENA_MAX: 1}
 
 
@@ -43,15 +42,6 @@ def _keep_what_was_freed() -> None:
     if mallopt is not None:
         for option, value in _MALLOC.items():
             mallopt(option, value)
-
-
-def lower_thread_priority() -> None:
-    """Lower the priority of the calling thread, on systems where threads have their own niceness.
-
-    The server waits for the threads that receive and acknowledge, not for those that decode and store.
-    """
-    if sys.platform == "linux":
-        os.nice(_NICENESS)
 
 
 def without_pandas() -> None:

@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.schema import REPLY
-from jetcapture_py.capture.memory import lower_thread_priority
 
 _PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
 _ABANDONED = 3600.0
@@ -54,7 +53,7 @@ class Spool:
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._rows = self._objects = self._files = 0
         self._freed: deque[int] = deque()
-        self.threads = ThreadPoolExecutor(1, "spool", initializer=lower_thread_priority)
+        self.threads = ThreadPoolExecutor(1, "spool")
         self._directory: Path | None = None
         self._held: IO[bytes] | None = None
 

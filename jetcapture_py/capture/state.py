@@ -16,7 +16,6 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import budget
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
-from jetcapture_py.capture.memory import lower_thread_priority
 from jetcapture_py.capture.progress import Observer
 from jetcapture_py.capture.spool import Spool
 from jetcapture_py.capture.spooling import Spooling
@@ -74,8 +73,8 @@ class CaptureState:
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
         self.progress = asyncio.Event()
-        self.decode_threads = ThreadPoolExecutor(1, "decode", initializer=lower_thread_priority)
-        self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store", initializer=lower_thread_priority)
+        self.decode_threads = ThreadPoolExecutor(1, "decode")
+        self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store")
 
     @property
     def memory(self) -> int:
