@@ -44,7 +44,7 @@ def tables() -> str:
             results = [cell.result(version) for version in sites.VERSIONS]
             rows.append(f"| {' | '.join([f'{cell.name}. {cell.note}' if cell.note else cell.name, *results])} |")
         parts.append(f"## {group.title}\n\n" + "\n".join(rows) + "\n")
-    rows = ["| | the line |", "|---|---|"]
+    rows = ["| | the line that a capture ends with |", "|---|---|"]
     for cell in (cell for group in GROUPS for cell in group.cells if cell.refused):
         rows.append(f"| {cell.name} | `{cell.refused.format(stream='ORDERS', consumer='archive')}` |")
-    return "\n".join([*parts, "## What it says", "", *rows, ""])
+    return "\n".join([*parts, "## Reasons", "", *rows, ""])

@@ -94,7 +94,7 @@ def imported(owner: str, reader: str, refused: str = "", count: int = COUNT) -> 
             stage.login = {"user": reader, "password": reader[0], "api_prefix": "JS.owner.API"}
             if refused:
                 with short_timeouts():
-                    await stage.check_refused(refused)
+                    await stage.check_refused(refused, received=refused == ONE_RESPONSE)
             else:
                 await captured(stage)
 
