@@ -23,6 +23,7 @@ from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import SourceError, StoreError
 from jetcapture_py.jetstream.admin import consumer_state, unusable
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
+from jetcapture_py.jetstream.imported import OneAnswerError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage import check_server
 from jetcapture_py.manage.findings import Findings
@@ -108,9 +109,13 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
+    if consumer is None:
+        await check_server.check_work_queue(session, config, findings, stream)
     await check_server.check_filters(session, config, findings, stream)
     try:
         await _traffic(session, config, findings, stream, consumer, outage, price)
+    except OneAnswerError as error:
+        findings.problem("permission", str(error))
     except SourceError as error:
         findings.skipped("traffic", f"the stream cannot be read: {error}")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 from jetcapture_py.verify import rows
+from jetcapture_py.verify.incarnation import Incarnation as Incarnation
 from jetcapture_py.verify.rows import DamagedError as DamagedError
 
 TAIL = footer.USUAL
@@ -36,24 +35,6 @@ _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 """Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
 """Errors that Arrow raises for damaged files."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incarnation:
-    """The stream's current incarnation: its creation time as sent by the server, and in microseconds since the epoch.
-
-    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream. With
-    `mirror`, messages may be older than the stream.
-    """
-
-    created: str
-    since: int
-    mirror: bool
-
-    @classmethod
-    def of(cls, created: str, *, mirror: bool) -> Incarnation:
-        """Parse a creation time. Raises ValueError."""
-        return cls(created=created, since=microseconds_of(datetime.fromisoformat(created)), mirror=mirror)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,23 +203,16 @@ def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | No
         return seqs[:0], times[:0]
     if life is None or present:
         return seqs, times
-    return seqs[times >= life.since], times[times >= life.since]
+    included = life.includes(seqs, times)
+    return seqs[included], times[included]
 
 
 def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
     """Whether all (True) or none (False) of an object's messages are of the current incarnation; None: some or unknown.
 
-    `low` and `high` are its earliest and latest timestamp. They decide if the footer does not, as for objects of
-    several incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
+    `low` and `high` are its earliest and latest timestamp.
     """
-    created = own.get("stream_created", "")
-    if life is None or created == life.created:
-        return True
-    if life.mirror:
-        return created in ("", life.created)
-    if low is None or high is None or low < life.since <= high:
-        return None
-    return low >= life.since
+    return True if life is None else life.holds(own.get("stream_created", ""), low, high)
 
 
 class _Object:

@@ -126,8 +126,8 @@ def units(objects: Iterable[Source], target: int) -> Iterator[Unit]:
 def moves(objects: Iterable[Source], bundles: int, target: int) -> Iterator[Sequence[Source]]:
     """Yield the objects to compact together so that all are in this number of bundles: whole buckets, or units.
 
-    A bucket of which all names may be in these bundles is not opened for that: its objects are in the right places, even
-    if their footers say a multiple of the number.
+    A bucket of which all names may be in these bundles is not opened for that: its objects are in the right places,
+    even if their footers say a multiple of the number.
 
     Messages only move from keys to bundles, and from bundles to a number that divides theirs, so of two compactions
     that move at the same time, never does each replace the objects of the other.
