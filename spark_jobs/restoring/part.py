@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
@@ -184,11 +186,9 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
 
 def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> pa.Table:
     """Read an object's row groups with these columns; null where it has none."""
-    with fs.open(path, "rb", cache_type="none") as file:
-        source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
-        with pq.ParquetFile(source, pre_buffer=True) as parquet:
-            present = [name for name in columns if name in parquet.schema_arrow.names]
-            table = parquet.read_row_groups(list(piece.groups), columns=present, use_threads=False)
+    with _opened(fs, path) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:
+        present = [name for name in columns if name in parquet.schema_arrow.names]
+        table = parquet.read_row_groups(list(piece.groups), columns=present, use_threads=False)
     table = table.replace_schema_metadata(None)
     for name, kind in _TYPES.items():
         if name in present and table.schema.field(name).type != kind:
@@ -196,6 +196,16 @@ def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> pa.Table
     if layout.NANOS not in present:
         table = table.append_column(layout.NANOS, pa.nulls(table.num_rows, pa.int16()))
     return table
+
+
+@contextmanager
+def _opened(fs: Any, path: str) -> Iterator[Any]:
+    if isinstance(fs, LocalFileSystem):
+        with pa.OSFile(path) as file:  # reads without Python
+            yield file
+    else:
+        with fs.open(path, "rb", cache_type="none") as file:
+            yield pa.BufferReader(file.read()) if file.size <= _SMALL else file
 
 
 def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
