@@ -30,7 +30,7 @@ from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, Facts, Listing
+from spark_jobs.reading.objects import Archive, FooterFacts, Listing
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
@@ -230,7 +230,7 @@ def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
         raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
-def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], Facts]:
+def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], FooterFacts]:
     """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
     footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
     found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
@@ -269,7 +269,7 @@ def _column(frame: DataFrame, name: str) -> Column:
 def _read(
     archive: Archive,
     listing: Listing,
-    facts: Facts,
+    facts: FooterFacts,
     names: Sequence[ObjectName],
     columns: Columns | None,
     dedupe: Dedupe,
