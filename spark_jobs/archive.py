@@ -73,9 +73,10 @@ def read_archive(
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
-    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
-    compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
-    were in flight, and returns any one of the copies; `none` returns what is stored.
+    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket, in one
+    bundle and bucket, or in a bucket with several layouts; `full` compares all messages that are read, for archives
+    whose key rule, `block.interval` or decoding changed while copies were in flight, and returns any one of the copies;
+    `none` returns what is stored.
 
     Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
     is an error, unless `parquet_only` leaves them out.
