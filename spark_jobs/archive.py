@@ -27,7 +27,7 @@ from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, Facts, Listing
+from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.scan import Scans
@@ -173,7 +173,7 @@ def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
         raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
-def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], Facts]:
+def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], ObjectFacts]:
     """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
     footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
     found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
@@ -212,7 +212,7 @@ def _column(frame: DataFrame, name: str) -> Column:
 def _read(
     archive: Archive,
     listing: Listing,
-    facts: Facts,
+    facts: ObjectFacts,
     names: Sequence[ObjectName],
     columns: Columns | None,
     dedupe: Dedupe,
