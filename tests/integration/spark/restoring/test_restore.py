@@ -152,7 +152,7 @@ def test_the_command_needs_a_word_for_holes_and_says_what_it_did(
 ) -> None:
     other = nats_server()
     command = [f"file://{origin.root}", "--servers", other.url]
-    assert main([*command, "--dry-run"]) == 0
+    assert main([command[0], "--dry-run"]) == 0
     output = capfd.readouterr().out.splitlines()
     assert output[0].startswith(f"stream {STREAM} as {STREAM}, from ")
     assert output[1].split(", ")[1].startswith("sequences ")
