@@ -74,7 +74,7 @@ class Wanted:
 class Prepared:
     """A restore that can begin: its ranges, what they have, and the new stream's configuration.
 
-    `obstacles` are one line each: reasons why the new stream would not have all messages.
+    `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
     """
 
     wanted: Wanted
@@ -130,7 +130,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> Prepared:
         survey=found,
         config=config,
         hole=holes(found, wanted.stream),
-        drops=tuple(drops(found, config, plan.weight, consumers=bool(wanted.consumers))),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(wanted.consumers))),
     )
 
 
