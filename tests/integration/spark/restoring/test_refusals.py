@@ -21,6 +21,7 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.restore import StreamRestore
 from spark_jobs.restore import Wanted, main, prepare, restore
 from spark_jobs.restoring import makers, plan
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
@@ -266,3 +267,20 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
             if end is signal.SIGINT
             else "restore: terminated; the incomplete stream ORDERS was removed"
         )
+
+
+def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Start, kept: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
+    begin = StreamRestore.begin
+
+    async def overtaken(started: StreamRestore, config: Any, state: Any) -> None:
+        await begin(started, config, state)
+        await create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "begin", overtaken)
+        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == ["ORDERS"]
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
