@@ -37,7 +37,7 @@ from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.place import Place
 from spark_jobs.restoring.arguments import RestoreCommand, parse
-from spark_jobs.restoring.checks import Survey, describe, drops, holes
+from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
 from spark_jobs.restoring.config import kept_config, limits_of, target_config
 from spark_jobs.restoring.makers import Maker
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
@@ -71,7 +71,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRestore:
     """A restore that can begin: its ranges, what they have, and the new stream's configuration.
 
     `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
@@ -81,7 +81,7 @@ class Prepared:
     maker: Maker
     reading: Reading
     plan: RestorePlan
-    survey: Survey
+    survey: RestoreSurvey
     config: Mapping[str, Any]
     hole: str | None
     drops: tuple[str, ...]
@@ -98,7 +98,7 @@ class Restored:
     seconds: float
 
 
-def prepare(wanted: Wanted, maker: Maker | None = None) -> Prepared:
+def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     """Read the archive's names, footers, sequences and timestamps. Raises JetcaptureError.
 
     `maker` decides where ranges are read; default: Spark unless the archive is small.
@@ -119,10 +119,10 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> Prepared:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
-    found = Survey.of(parts)
+    found = RestoreSurvey.of(parts)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
-    return Prepared(
+    return PreparedRestore(
         wanted=wanted,
         maker=maker,
         reading=reading,
@@ -151,7 +151,7 @@ def _surveyed(
     return replace(plan, parts=tuple(kept)), parts
 
 
-def restore(prepared: Prepared, servers: NatsConfig, console: Console | None = None) -> Restored:
+def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | None = None) -> Restored:
     """Create the stream. Raises JetcaptureError; the incomplete stream is then removed."""
     wanted, found = prepared.wanted, prepared.survey
     order = Order(
@@ -221,7 +221,7 @@ def _job(chosen: RestoreCommand) -> None:
     sys.stdout.write(f"{_report(done, chosen.target)}\n")
 
 
-def _lines(prepared: Prepared) -> list[str]:
+def _lines(prepared: PreparedRestore) -> list[str]:
     plan, name = prepared.plan, prepared.wanted.name
     lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
     if plan.others:

@@ -18,7 +18,7 @@ _SURE = 0.9
 
 
 @dataclass(slots=True)
-class Survey:
+class RestoreSurvey:
     """What the ranges have together, as in `PartSurvey`; `missing` is the number of sequences in `gaps`."""
 
     messages: int = 0
@@ -34,7 +34,7 @@ class Survey:
     most_of_a_subject: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[PartSurvey]) -> Survey:
+    def of(cls, parts: Iterable[PartSurvey]) -> RestoreSurvey:
         """Add up the ranges, which are in order."""
         found = cls()
         subjects: Counter[str] = Counter()
@@ -60,7 +60,7 @@ class Survey:
         return found
 
 
-def holes(found: Survey, stream: str) -> str | None:
+def holes(found: RestoreSurvey, stream: str) -> str | None:
     """Describe missing sequences, in one line; None if there are none."""
     if not found.missing:
         return None
@@ -70,7 +70,7 @@ def holes(found: Survey, stream: str) -> str | None:
     )
 
 
-def drops(found: Survey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
+def drops(found: RestoreSurvey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
     """Yield one line for each setting of the new stream with which it would not keep all messages.
 
     `size` is an estimate of their bytes.
@@ -90,7 +90,7 @@ def drops(found: Survey, config: Mapping[str, Any], size: int, *, consumers: boo
         yield "it keeps only messages that a consumer waits for (retention: interest); name one with --consumer"
 
 
-def describe(found: Survey) -> Iterator[str]:
+def describe(found: RestoreSurvey) -> Iterator[str]:
     """Yield lines about what will be restored."""
     yield (
         f"{plural(found.messages, 'message', grouped=True)}, sequences {found.first} to {found.last}, "
@@ -104,7 +104,7 @@ def describe(found: Survey) -> Iterator[str]:
         yield f"{plural(found.copies, 'copy', 'copies', grouped=True)} left out"
 
 
-def _missing(found: Survey) -> str:
+def _missing(found: RestoreSurvey) -> str:
     shown = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in found.shown)
     more = ", …" if found.gaps > len(found.shown) else ""
     return f"{plural(found.missing, 'sequence', grouped=True)} between {found.first} and {found.last}: {shown}{more}"

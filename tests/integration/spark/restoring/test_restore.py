@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from jetcapture_py.config.model import NatsConfig
-from spark_jobs.restore import Prepared, Restored, Wanted, main, prepare, restore
+from spark_jobs.restore import PreparedRestore, Restored, Wanted, main, prepare, restore
 from spark_jobs.restoring import plan
 from spark_jobs.restoring.makers import Maker
 from tests.support.nats_server import NatsServer
@@ -60,7 +60,7 @@ def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 400_000)
 
 
-def done(prepared: Prepared, url: str) -> Restored:
+def done(prepared: PreparedRestore, url: str) -> Restored:
     return restore(prepared, NatsConfig(servers=(url,)))
 
 
