@@ -320,8 +320,12 @@ JOBS = {
     "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
+    "restore": "Create a stream from its archive, exactly as it was.",
     "report": "Write one HTML page about an archive.",
 }
+
+
+_ALSO_NEEDED = {"report": ("jinja2",), "restore": ("cramjam",)}
 
 
 def _job(name: str, description: str) -> None:
@@ -336,7 +340,7 @@ def _job(name: str, description: str) -> None:
     def run_job(context: typer.Context) -> None:
         from importlib import util
 
-        needed = ("pyspark", "pandas", "jinja2") if name == "report" else ("pyspark", "pandas")
+        needed = ("pyspark", "pandas", *_ALSO_NEEDED.get(name, ()))
         missing = next((package for package in needed if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")

@@ -20,6 +20,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.config.buckets import PREFIXES
 from jetcapture_py.config.units import microseconds_of
@@ -29,7 +30,7 @@ from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, Listing
+from spark_jobs.reading.objects import Archive, FooterFacts, Listing
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
@@ -96,7 +97,7 @@ def read_archive(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
-    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end)
+    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end, keys=part.keys)
     archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
     needed = _with_time(columns) if part.by_event else columns
@@ -205,16 +206,17 @@ def _plan(
     listing = archive.listing(part.keys)
     if not parquet_only:
         _refuse_others(archive, listing, part)
-    chosen = _chosen(archive, listing, part)
+    chosen, facts = _chosen(archive, listing, part)
     if chosen:
-        return _read(archive, listing, chosen, columns, dedupe)
+        return _read(archive, listing, facts, chosen, columns, dedupe, part.keys)
     if not listing.objects:
         listing = archive.listing()
     if not listing.objects:
         _refuse_others(archive, listing, Part(None, None, None))
         return archive.nothing()
     last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
-    return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
+    facts = archive.facts([last], listing)
+    return _read(archive, listing, facts, [last], columns, "none").where(sf.expr("false"))
 
 
 def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
@@ -228,19 +230,27 @@ def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
         raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
-def _chosen(archive: Archive, listing: Listing, part: Part) -> list[ObjectName]:
-    """Return the objects that may hold messages of the part: by their buckets, or else by their footers."""
+def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], FooterFacts]:
+    """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
+    footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
     found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
-    if part.start is None and part.end is None:
-        return found
-    chosen = [name for name in found if not name.event_time and _reaches(name, part.start, part.end)]
-    others = [name for name in found if name.event_time]
-    for name, times in zip(others, archive.timestamps(others, listing), strict=True):
-        if times is None or (
-            (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
-        ):
-            chosen.append(name)
-    return chosen
+    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
+    timed = part.start is not None or part.end is not None
+    facts = archive.facts(found, listing, timed=timed)
+    if timed:
+        found = [name for name in found if _overlaps(facts.times.get(name), part)]
+    if part.keys is not None:
+        keys = part.keys
+        bundles = {number: {bundle_of(key, number) for key in keys} for number in set(facts.bundles.values())}
+        found = [name for name in found if name not in facts.bundles or name.bundle in bundles[facts.bundles[name]]]
+    return found, facts
+
+
+def _overlaps(times: tuple[datetime, datetime] | None, part: Part) -> bool:
+    """Whether an object with messages of these times, None if unknown, may hold some of the part."""
+    if times is None:
+        return True
+    return (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
 
 
 def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
@@ -257,27 +267,33 @@ def _column(frame: DataFrame, name: str) -> Column:
 
 
 def _read(
-    archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Columns | None, dedupe: Dedupe
+    archive: Archive,
+    listing: Listing,
+    facts: FooterFacts,
+    names: Sequence[ObjectName],
+    columns: Columns | None,
+    dedupe: Dedupe,
+    keys: Sequence[str | None] | None = None,
 ) -> DataFrame:
-    """Return the objects as one table, deduplicated."""
+    """Return the objects, and of those in bundles the rows of `keys`, as one table, deduplicated."""
     if dedupe == "auto":
-        whole, shared = layout.split_overlapping(names)
+        whole, shared = layout.split_overlapping(names, facts.bundles)
     else:
         whole, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
     sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
-    schemas, numbers = archive.schemas(names, listing)
-    table = Table(schemas, archive.quarantine, columns, sensitive)
+    used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names))}
+    table = Table([facts.schemas[schema] for schema in used], archive.quarantine, columns, sensitive)
     if table.times and archive.spark.conf.get(_TIME_TYPE, "false") != "true":
         raise JetcaptureError(
             f"column {table.times[0]} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
         )
     parts: dict[ObjectName, list[Range]] = {}
     if dedupe == "auto" and shared and not table.several_rows:
-        resolved = resolve(shared, archive.identities)
+        resolved = resolve(shared, archive.identities, facts.bundles)
         if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
             whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
     scans = Scans(archive.spark, archive.place, archive.directory, listing, [*whole, *parts, *shared])
-    reader = _Reader(archive, scans, table, dict(zip(names, numbers, strict=True)))
+    reader = _Reader(archive, scans, table, {name: used[facts.schema_of[name]] for name in names}, keys)
     frames = []
     if whole:
         frames.append(reader.union(whole))
@@ -300,9 +316,19 @@ class _Reader:
     scans: Scans
     table: Table
     schema_of: Mapping[ObjectName, int]
+    keys: Sequence[str | None] | None
 
     def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
-        """The objects, or these parts of them: natively, as long as few ways to read them are enough for all."""
+        """The objects, or these parts of them."""
+        under_keys = [name for name in names if not name.bundle]
+        frames = [self._alike(under_keys, parts)] if under_keys else []
+        if len(under_keys) < len(names):
+            frame = self._alike([name for name in names if name.bundle], parts)
+            frames.append(frame if self.keys is None else frame.where(_has_key(self.keys)))
+        return reduce(DataFrame.union, frames)
+
+    def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None) -> DataFrame:
+        """Objects of one layout: natively, as long as few ways to read them are enough for all."""
         alike: dict[int, list[ObjectName]] = defaultdict(list)
         for name in names:
             alike[self.schema_of[name]].append(name)
@@ -326,9 +352,16 @@ class _Reader:
         self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None
     ) -> DataFrame:
         chosen = None if parts is None else {name: parts[name] for name in names}
-        frame = self.scans.frame(names, self.table.read_schema(reads), chosen)
-        columns = self.table.select(reads)
+        bundles = bool(names[0].bundle)
+        frame = self.scans.frame(names, self.table.read_schema(reads, bundles=bundles), chosen)
+        columns = self.table.select(reads, bundles=bundles)
         return frame.select(*columns) if columns else frame
+
+
+def _has_key(keys: Sequence[str | None]) -> Column:
+    """A condition on the column of keys, by which Spark skips row groups and pages."""
+    found = sf.col(layout.KEY).isin([key for key in keys if key is not None])
+    return found | sf.col(layout.KEY).isNull() if None in keys else found
 
 
 def divide(

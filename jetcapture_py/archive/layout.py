@@ -1,6 +1,7 @@
 """Names of the archive, format 1: the only place that knows its paths, columns and metadata keys.
 
     {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
+    {stream}/bundle=NN/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
     _quarantine/{stream}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
 
 A bucket ends in Z, or in E where it is made of a time of the message's own (`block.time`) and says nothing about the
@@ -8,14 +9,16 @@ stream's timestamps.
 
 Key and bucket are functions of the message, so every copy of a message lies under one (key, bucket); objects of one
 (key, bucket) whose sequence ranges are disjoint cannot share a message. That is what lets a reader dedupe from names
-alone. This module imports nothing but the standard library, so that Spark jobs can.
+alone. With `block.bundles`, the same holds for (bundle, bucket), since the bundle is a function of the key. If a bucket
+has objects under keys and in bundles, or in bundles of different numbers (`jetcapture.bundles` in the footer), all of
+them may share messages. This module imports nothing but the standard library, so that Spark jobs can.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -51,16 +54,24 @@ OPTIONAL = (ROW, TIME)
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
 """What makes a message one message. With the timestamp, because a recreated stream starts its sequences again."""
 STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
-PARTITIONS = ("key", "date", "hour")
+KEY = "key"
+"""Column of the message's key in objects of bundles; in others, the key is in the path."""
+BUNDLE = "bundle"
+PARTITIONS = (KEY, "date", "hour")
+RESERVED = (*PARTITIONS, BUNDLE)
+"""Names that decoded columns cannot have, because readers find them in paths."""
 STREAM_TIME = "timestamp"
 """The `block.time` of buckets that are made of the stream's timestamps."""
 
 METADATA_PREFIX = "jetcapture."
+BUNDLES = "bundles"
+"""Entry of the footer with the number of bundles."""
 CHECKSUM, FOOTER_CHECKSUM = "checksum", "footer_checksum"
 CHECKSUM_DIGITS = 16
 
 _UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_BUNDLE = re.compile(r"bundle=(\d{1,9})")
 _NAME = re.compile(r"(\d{8}T\d{6})([ZE])-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})(\.[a-z0-9.]+)")
 _OWN_SUFFIX = re.compile(r"\.(?!(?:parquet|ndjson|csv|tmp)\b)[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?")
 
@@ -71,12 +82,12 @@ def is_own_suffix(suffix: str) -> bool:
 
 
 def field_name(name: str) -> str:
-    """The column name of a decoded field: `key`, `date`, `hour` and `_nats_…` get `_` appended, in any case.
+    """The column name of a decoded field: `RESERVED` names and `_nats_…` get `_` appended, in any case.
 
     Case does not count because Spark compares column names without it.
     """
     folded = name.lower()
-    return f"{name}_" if folded in PARTITIONS or folded.startswith("_nats_") or not name else name
+    return f"{name}_" if folded in RESERVED or folded.startswith("_nats_") or not name else name
 
 
 def escape_key(key: str | None) -> str:
@@ -149,18 +160,27 @@ def schema_id(columns: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockId:
-    """The key and bucket that all messages of a block share; `bucket` is the interval's start in Unix seconds."""
+    """The key, or the bundle, and the bucket that all messages of a block share.
+
+    `bundle` is as in the directory's name, "" without bundles; `bucket` is the interval's start in Unix seconds.
+    """
 
     key: str | None
     bucket: int
     quarantine: bool = False
+    bundle: str = ""
+
+
+Group = tuple[str, bool, int, str, str | None]
+"""Stream, whether it is the quarantine, bucket, bundle and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
     """What an object's path says of it.
 
-    `key` is None for messages without a key and in the quarantine; `bucket` is the start of the interval, in seconds
+    `key` is None for messages without a key, in the quarantine and in bundles; `bundle` is the bundle's number as in
+    the directory's name, "" for objects that are not in bundles. `bucket` is the start of the interval, in seconds
     since the epoch, UTC, and with `event_time` not made of the stream's timestamps; `first_seq` and `last_seq` are
     inclusive stream sequences; `rows` counts rows. `suffix` says the format.
     """
@@ -175,11 +195,17 @@ class ObjectName:
     quarantine: bool = False
     event_time: bool = False
     suffix: str = SUFFIX
+    bundle: str = ""
 
     @property
     def directory(self) -> str:
         """The path of the object's directory, relative to the archive's root."""
-        head = f"{QUARANTINE}/{self.stream}" if self.quarantine else f"{self.stream}/key={escape_key(self.key)}"
+        if self.quarantine:
+            head = f"{QUARANTINE}/{self.stream}"
+        elif self.bundle:
+            head = f"{self.stream}/{BUNDLE}={self.bundle}"
+        else:
+            head = f"{self.stream}/{KEY}={escape_key(self.key)}"
         return f"{head}/{_bucket_names(self.bucket)[0]}"
 
     @property
@@ -196,9 +222,9 @@ class ObjectName:
         return self.suffix == SUFFIX
 
     @property
-    def group(self) -> tuple[str, bool, str | None, int]:
-        """All copies of a message lie in objects of the same group."""
-        return self.stream, self.quarantine, self.key, self.bucket
+    def group(self) -> Group:
+        """All copies of a message lie in objects of the same group, unless its bucket has several layouts: `groups`."""
+        return self.stream, self.quarantine, self.bucket, self.bundle, self.key
 
 
 @lru_cache(maxsize=4096)  # objects are many, buckets are few, and formatting a time takes longer than all the rest
@@ -229,14 +255,16 @@ def parse_path(path: str) -> ObjectName | None:
     if len(parts) != (4 if quarantine else 5):
         return None
     match = _NAME.fullmatch(parts[-1])
-    if match is None or not (quarantine or parts[1].startswith("key=")):
+    bundle = None if quarantine else _BUNDLE.fullmatch(parts[1])
+    if match is None or not (quarantine or bundle or parts[1].startswith("key=")):
         return None
     bucket, suffix = _parse_bucket(match.group(1)), match.group(7)
     if bucket is None or not (suffix == SUFFIX or (not quarantine and _is_other(suffix))):
         return None
     name = ObjectName(
         stream=parts[0],
-        key=None if quarantine else unescape_key(parts[1].removeprefix("key=")),
+        key=None if quarantine or bundle else unescape_key(parts[1].removeprefix("key=")),
+        bundle=bundle[1] if bundle else "",
         bucket=bucket,
         first_seq=int(match.group(3)),
         last_seq=int(match.group(4)),
@@ -253,27 +281,70 @@ def _is_other(suffix: str) -> bool:
     return suffix in TEXT_SUFFIXES or is_own_suffix(suffix)
 
 
-def split_overlapping(names: Iterable[ObjectName]) -> tuple[list[ObjectName], list[ObjectName]]:
+Bundles = Mapping[ObjectName, int]
+"""The number of bundles of objects in bundles, from their footers."""
+
+
+def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Callable[[ObjectName], Group]:
+    """Return what gives each of these objects its group; a bucket with several layouts is one group."""
+    layouts: dict[tuple[str, int], int] = {}
+    mixed: set[tuple[str, int]] = set()
+    for name in names:
+        if not name.quarantine:
+            place = name.stream, name.bucket
+            own = layout_of(name, bundles)
+            if layouts.setdefault(place, own) != own:
+                mixed.add(place)
+
+    def group(name: ObjectName) -> Group:
+        if name.quarantine or (name.stream, name.bucket) not in mixed:
+            return name.group
+        return name.stream, False, name.bucket, "", None
+
+    return group
+
+
+def is_one_of(bundle: str, bundles: str) -> bool:
+    """Whether a bundle, as in a directory's name, is one of `bundles`, as in a footer; both are "" without bundles."""
+    if not (bundle and bundles):
+        return bundle == bundles
+    return bundles.isdecimal() and int(bundle) < int(bundles) and len(bundle) == len(str(int(bundles) - 1))
+
+
+def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
+    """Return the number of bundles that an object is one of, 0 for an object under its key.
+
+    If that is not among `bundles`, it is a negative number that only bundles with as many digits share.
+    """
+    return (bundles or {}).get(name, -len(name.bundle))
+
+
+def split_overlapping(
+    names: Iterable[ObjectName], bundles: Bundles | None = None
+) -> tuple[list[ObjectName], list[ObjectName]]:
     """Divide objects into those that share no message with another, and those that may.
 
     Objects may share a message only when they are of one group and their sequence ranges overlap.
     """
     alone: list[ObjectName] = []
     shared: list[ObjectName] = []
-    for cluster in clusters(names):
+    for cluster in clusters(names, bundles):
         (alone if len(cluster) == 1 else shared).extend(cluster)
     return alone, shared
 
 
-def clusters(names: Iterable[ObjectName]) -> Iterator[list[ObjectName]]:
+def clusters(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Iterator[list[ObjectName]]:
     """Objects of one group whose sequence ranges overlap, each of them with the next; an object alone is a cluster."""
+    every = list(names)
+    group_of = groups(every, bundles)
     cluster: list[ObjectName] = []
-    end = -1
-    for name in sorted(names, key=lambda n: (repr(n.group), n.first_seq, n.last_seq)):
-        if cluster and (name.group != cluster[0].group or name.first_seq > end):
+    end, last = -1, None
+    for name in sorted(every, key=lambda n: (repr(group_of(n)), n.first_seq, n.last_seq)):
+        group = group_of(name)
+        if cluster and (group != last or name.first_seq > end):
             yield cluster
             cluster, end = [], -1
         cluster.append(name)
-        end = max(end, name.last_seq)
+        end, last = max(end, name.last_seq), group
     if cluster:
         yield cluster

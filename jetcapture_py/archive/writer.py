@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
+from jetcapture_py.archive.bundles import MOST_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
@@ -94,7 +95,7 @@ class Encoder:
 
     `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
     does, which names this process. `time` says what buckets are made of. `format` writes what is not
-    Parquet; the quarantine is always Parquet.
+    Parquet; the quarantine is always Parquet. `bundles` is the number of bundles of blocks that are bundles.
     """
 
     stream: str
@@ -105,6 +106,7 @@ class Encoder:
     key_rule: str | None = None
     time: str = layout.STREAM_TIME
     format: TextWriter | UserWriter | None = None
+    bundles: int = 0
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
     @property
@@ -124,7 +126,9 @@ class Encoder:
         known: Known | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
-        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread.
+        """Encode the rows of one block, each message once, sorted by sequence, or in a bundle by key and sequence.
+
+        CPU-bound; call it in a thread.
 
         `known` are all columns of a decoder that leaves those without a value out of its batches. The object is made in
         memory, or in `sink`, whose errors are raised.
@@ -163,7 +167,7 @@ class Encoder:
 
         out = pa.BufferOutputStream() if sink is None else sink
         format.write(counted(), schema, out)
-        seqs, timestamps = (np.concatenate(column) for column in list(zip(*found, strict=True))[:2])
+        seqs, timestamps = _joined(*list(zip(*found, strict=True))[:2], in_order=not block.bundle)
         rows = sum(count for *_, count in found)
         name = _name(self, block, schema, (seqs, timestamps), rows, format.suffix)
         data = out.getvalue()
@@ -231,7 +235,10 @@ class ObjectWriter:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
+        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow.
+
+        Of a bundle, the rows are sorted by key first, and up to `MOST_ROWS` are one row group.
+        """
         if self._file is None:
             self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
         seqs, timestamps = _messages(table)
@@ -239,7 +246,9 @@ class ObjectWriter:
         self._timestamps.append(timestamps)
         self._rows += table.num_rows
         rows = table.num_rows
-        if rows > _LEAST_ROWS:
+        if self._block.bundle:
+            rows = MOST_ROWS
+        elif rows > _LEAST_ROWS:
             groups = -(-table.nbytes // ROW_GROUP_BYTES)
             rows = max(-(-rows // max(groups, 1)), _LEAST_ROWS)
         self._file.write_table(table, row_group_size=rows)
@@ -248,7 +257,7 @@ class ObjectWriter:
         """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""
         if self._file is None:
             raise ValueError("an object without rows has no name")
-        seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
+        seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
         name = _name(self._encoder, self._block, self._schema, (seqs, timestamps), self._rows)
         # no key and no field can hold what it cannot guess
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
@@ -284,6 +293,8 @@ class ObjectWriter:
             own["key"] = name.key
         if self._encoder.key_rule is not None:
             own["key_rule"] = self._encoder.key_rule
+        if name.bundle:
+            own[layout.BUNDLES] = str(self._encoder.bundles)  # the last entry, so that no other can be taken for it
         return own
 
 
@@ -308,7 +319,22 @@ def _name(
         quarantine=block.quarantine,
         event_time=layout.TIME in schema.names,
         suffix=suffix,
+        bundle=block.bundle,
     )
+
+
+def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -> tuple[Any, Any]:
+    """Join the messages of pieces, sorted, each once; `in_order`: they are so."""
+    seq, time = np.concatenate(seqs), np.concatenate(timestamps)
+    if in_order:
+        return seq, time
+    order = np.argsort(seq, kind="stable")
+    if (np.diff(seq[order]) == 0).any():  # rows of one message, or of several lives of the stream
+        order = np.lexsort((time, seq))
+    seq, time = seq[order], time[order]
+    first = np.ones(len(seq), bool)
+    first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
+    return seq[first], time[first]
 
 
 def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
@@ -330,7 +356,8 @@ def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.Re
     """The columns `names` of a batch, and the quarantine's."""
     count = len(batch)
     headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
-    kept = batch.select([name for name in batch.schema.names if name in names and name != layout.RAW_HEADERS])
+    left = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
+    kept = batch.select([name for name in batch.schema.names if name in names and name not in left])
     taken = (layout.STAGE, layout.ERROR)
     kept = kept.rename_columns([f"decoded_{name}" if name.lower() in taken else name for name in kept.schema.names])
     kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))

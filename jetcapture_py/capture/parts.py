@@ -36,6 +36,7 @@ def preparer(config: Config, decoder: Decoder | None, key: KeyFunction | None) -
         interval=int(config.block.interval),
         keep_payload=config.decode.keep_payload,
         time=_made("block.time", partial(make_event_time, decode=None if decoder else config.decode), config.block),
+        bundles=config.block.bundles,
     )
 
 
@@ -52,6 +53,7 @@ def encoder(
         interval=int(config.block.interval),
         compression=config.block.compression,
         key_rule=key_rule.describe(config.key, config.decode, key, decoder),
+        bundles=config.block.bundles,
         time=key_rule.describe_time(config.block),
         format=_made("block.format", make, config.block.format),
     )

@@ -12,6 +12,7 @@ from jetcapture_py.capture.marks import mark
 from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.stream_configs import keep_stream_config
+from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.shares import STALLED_SHARE
 from jetcapture_py.log import event
 
@@ -32,6 +33,8 @@ DECODER_SLOW = 30.0
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture, each to run until it is cancelled."""
     work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
+    if not state.config.block.bundles:
+        work.append(_watch_keys(state))
     if state.spooling is not None:
         work.append(_spool(state, state.spooling))
     return [*work, _catch_up(state, stop)] if until_caught_up else work
@@ -92,6 +95,15 @@ async def _watch_decoder(state: CaptureState) -> None:
         if seconds > DECODER_SLOW and batch is not logged:
             event(log, logging.WARNING, "decoder.slow", messages=len(batch), seconds=round(seconds))
             logged = batch
+
+
+async def _watch_keys(state: CaptureState) -> None:
+    """Log once that there are so many keys that bundles would store them with fewer requests and less CPU."""
+    while True:
+        await asyncio.sleep(POLL)
+        if state.blocks.open > MANY_KEYS and (keys := state.blocks.open_keys()) > MANY_KEYS:
+            event(log, logging.WARNING, "keys.many", open_keys=keys, advice="set block.bundles, or use a coarser key")
+            return
 
 
 async def _mark(state: CaptureState) -> None:

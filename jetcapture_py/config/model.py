@@ -212,6 +212,12 @@ class Config(Section):
         same_stream(self.stream, self.source)
         return self
 
+    @model_validator(mode="after")
+    def _one_root(self) -> Self:
+        if self.block.bundles and "{key}" in self.store.url:
+            raise wrong("store.url", "cannot contain {key} with block.bundles, whose objects have many keys each")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _text_without_payloads(cls, data: object) -> object:

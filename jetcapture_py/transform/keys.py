@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_numbers, bundle_text
 from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 
@@ -167,29 +168,46 @@ def buckets(timestamps: pa.Array, interval: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Consecutive rows of one (key, bucket): `start` and `length` count rows."""
+    """Consecutive rows of one (key, bucket) or (bundle, bucket): `start` and `length` count rows.
+
+    `bundle` is as in `BlockId`; with it, `key` is None.
+    """
 
     key: str | None
     bucket: int
     start: int
     length: int
+    bundle: str = ""
 
 
-def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.RecordBatch, Sequence[Run]]:
+def without_empty(keys: pa.StringArray) -> pa.StringArray:
+    """Return the keys with "" as null: it counts as no key."""
+    return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
+
+
+def group(
+    rows: pa.RecordBatch, keys: pa.StringArray, starts: Any, bundles: int = 0
+) -> tuple[pa.RecordBatch, Sequence[Run]]:
     """Bring rows of one (key, bucket) together, otherwise in their order, and say where each group lies.
 
-    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key.
+    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key. With `bundles`, rows of one (bundle,
+    bucket) are brought together, and there is no Python object per key.
     """
     if not rows.num_rows:
         return rows, ()
     encoded = keys.dictionary_encode(null_encoding="encode")
-    names = encoded.dictionary.to_pylist()
-    if "" in names:
-        return group(rows, pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys), starts)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    if bundles:
+        found, codes = np.unique(bundle_numbers(encoded.dictionary, bundles)[codes], return_inverse=True)
+        names = [bundle_text(number, bundles) for number in found.tolist()]
+    else:
+        names = encoded.dictionary.to_pylist()
+        if "" in names:
+            return group(rows, without_empty(keys), starts)
     one = (starts == starts[0]).all()
     bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    codes = (codes * len(bucket_values) + bucket_codes).astype(np.min_scalar_type(len(names) * len(bucket_values)))
+    codes = codes.astype(np.int64) * len(bucket_values) + bucket_codes
+    codes = codes.astype(np.min_scalar_type(len(names) * len(bucket_values)))
     if (codes[1:] < codes[:-1]).any():
         order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
         codes = codes[order]
@@ -197,7 +215,8 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     runs = [
         Run(
-            key=names[int(codes[start]) // len(bucket_values)],
+            key=None if bundles else names[int(codes[start]) // len(bucket_values)],
+            bundle=names[int(codes[start]) // len(bucket_values)] if bundles else "",
             bucket=int(bucket_values[int(codes[start]) % len(bucket_values)]),
             start=start,
             length=stop - start,

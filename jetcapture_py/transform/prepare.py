@@ -21,7 +21,7 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
-from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group
+from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.event_time import EventTime
@@ -56,7 +56,8 @@ class Prepared:
 class Preparer:
     """Prepares batches of one consumer; `interval` is the block interval in seconds.
 
-    `time` finds the time that buckets are made of; None: the stream's timestamp.
+    `time` finds the time that buckets are made of; None: the stream's timestamp. With `bundles`, rows have their key as
+    a column, and are routed to that many bundles.
     """
 
     stream: str
@@ -66,6 +67,7 @@ class Preparer:
     interval: int
     keep_payload: bool
     time: EventTime | None = None
+    bundles: int = 0
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
@@ -94,7 +96,8 @@ class Preparer:
             keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
             messages = messages.filter(mask) if messages is not None else None
             times = times.filter(mask)
-        table, runs = group(self._columns(rows.rows, fields, messages, times), keys, buckets(times, self.interval))
+        columns = self._columns(rows.rows, fields, messages, times, keys)
+        table, runs = group(columns, keys, buckets(times, self.interval), self.bundles)
         quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
         delivered = batch.column(layout.DELIVERED)
         return Prepared(
@@ -110,9 +113,14 @@ class Preparer:
         )
 
     def _columns(
-        self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None, times: pa.TimestampArray
+        self,
+        rows: pa.RecordBatch,
+        fields: pa.RecordBatch,
+        messages: pa.Int32Array | None,
+        times: pa.TimestampArray,
+        keys: pa.StringArray,
     ) -> pa.RecordBatch:
-        """Return envelope and decoded fields as one batch."""
+        """Return envelope, keys if they are a column, and decoded fields as one batch."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
@@ -120,6 +128,8 @@ class Preparer:
             columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
         if self.time is not None:
             columns[layout.TIME] = times
+        if self.bundles:
+            columns[layout.KEY] = without_empty(keys)
         if fields.num_columns:
             columns.update(zip(fields.schema.names, fields.columns, strict=True))
         return pa.RecordBatch.from_pydict(columns)

@@ -104,6 +104,8 @@ class Table:
         stored: dict[str, tuple[str, st.DataType]] = {}
         for field in schema:
             folded = self._fold(field.name)
+            if field.name == layout.KEY:
+                continue  # of objects in bundles: in others it is in the path
             if wanted is not None and folded not in wanted and not (choose and choose(field.name)):
                 continue
             if folded in stored:
@@ -131,20 +133,21 @@ class Table:
             if folded in stored
         }
 
-    def read_schema(self, reads: Reads) -> st.StructType:
-        """What Spark's Parquet reader is told that objects hold which are read so."""
+    def read_schema(self, reads: Reads, *, bundles: bool = False) -> st.StructType:
+        """What Spark's Parquet reader is told that objects hold which are read so. Those in bundles have their keys as
+        a column, and the bundle in their paths."""
         read = st.StructType()
         for folded, target in self._target.items():
             kind = reads.get(folded, st.NullType()) if folded in self._drifted else target
             if not isinstance(kind, st.NullType):
                 read.add(self._names[folded], _without_null(kind, st.IntegerType()))
-        for name in self.partitions:
+        for name in (*((layout.BUNDLE,) if bundles else ()), *self.partitions):
             read.add(name, st.StringType())
         return read
 
-    def select(self, reads: Reads) -> list[Column]:
+    def select(self, reads: Reads, *, bundles: bool = False) -> list[Column]:
         """The table's columns, from what was read so. None if that is what they are."""
-        if not self._drifted:
+        if not (self._drifted or bundles):
             return []
         chosen = []
         for folded, target in self._target.items():

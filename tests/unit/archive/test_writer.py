@@ -348,6 +348,15 @@ def test_a_column_has_a_dictionary_only_where_it_repeats_itself() -> None:
     assert found["_nats_seq"] == found["_nats_timestamp"] == "DELTA_BINARY_PACKED"
 
 
+def test_long_texts_that_repeat_are_stored_once_each() -> None:
+    chance = random.Random(1)
+    texts = [chance.randbytes(5_000).hex() for _ in range(200)]  # 2 MB, and half of it compressed
+    column = [chance.choice(texts) for _ in range(1000)]
+    encoded = write(batch(plain(1000), text=column))
+    assert encoded.data.size < 200 * 10_000
+    assert read(encoded).column("text").to_pylist() == column
+
+
 def test_subjects_that_never_repeat_have_no_dictionary() -> None:
     rows = batch(plain(1000))
     subjects = pa.array([f"orders.{index}" for index in range(1000)])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform import prepare as prepare_module
@@ -46,7 +47,11 @@ def received(*messages: Sent) -> Received:
 
 
 def prepare(
-    *messages: Sent | bytes, decoder: Decoder | None = None, key: KeyFunction | str = "", keep_payload: bool = True
+    *messages: Sent | bytes,
+    decoder: Decoder | None = None,
+    key: KeyFunction | str = "",
+    keep_payload: bool = True,
+    bundles: int = 0,
 ) -> Prepared:
     preparer = Preparer(
         stream="S",
@@ -55,6 +60,7 @@ def prepare(
         key=TemplateKey(key) if isinstance(key, str) else key,
         interval=900,
         keep_payload=keep_payload,
+        bundles=bundles,
     )
     prepared = preparer(received(*(Sent(m) if isinstance(m, bytes) else m for m in messages)))
     for rows, runs in ((prepared.rows, prepared.runs), (prepared.quarantine, prepared.quarantine_runs)):
@@ -246,6 +252,26 @@ def test_rows_are_brought_together_by_key_and_bucket() -> None:
         for run in sorted(prepared.runs, key=lambda run: (run.bucket, str(run.key)))
     ]
     assert found == [("a", 0, [1, 3]), ("b", 0, [2]), ("a", 900, [4])]
+
+
+def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_column() -> None:
+    keys = ["a", "b", "a", "iceberg", "", "c", "größe"]
+    messages = [Sent(subject=f"s.{key}".encode(), seconds=1000 if at < 5 else 0) for at, key in enumerate(keys)]
+    prepared = prepare(*messages, Sent(subject=b"s"), key="{subject[1]}", bundles=16)
+    found = prepared.rows.column(layout.KEY).to_pylist()
+    assert dict(zip(seqs(prepared.rows), found, strict=True)) == {
+        seq: key or None for seq, key in enumerate([*keys, None], 1)
+    }
+    assert len({(run.bundle, run.bucket) for run in prepared.runs}) == len(prepared.runs)
+    for run in prepared.runs:
+        assert run.key is None
+        assert {bundle_of(key, 16) for key in found[run.start : run.start + run.length]} == {run.bundle}
+
+
+def test_a_decoded_field_called_key_or_bundle_does_not_take_the_place_of_ours() -> None:
+    prepared = prepare(b'{"key": "k", "bundle": 1}', decoder=InferringJsonDecoder(), key="own", bundles=4)
+    assert prepared.rows.schema.names[-3:] == ["key", "bundle_", "key_"]
+    assert prepared.rows.column(layout.KEY).to_pylist() == ["own"]
 
 
 @pytest.mark.parametrize("letter", ["x", "/", "ü", "日"])

@@ -18,7 +18,7 @@ from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.compaction.summary import Summary
-from tests.integration.spark.conftest import HOUR, Archive
+from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support import s3
 
 if TYPE_CHECKING:
@@ -76,14 +76,16 @@ class TestContent:
         ),
         target=some.sampled_from([3_000, 6_000, 1 << 20]),
     )
+    @pytest.mark.parametrize("bundles", [0, 4])
     def test_the_archive_reads_the_same_before_and_after(
         self,
+        bundles: int,
         spark: SparkSession,
         tmp_path_factory: pytest.TempPathFactory,
         blocks: list[tuple[str, set[tuple[int, int]], int]],
         target: int,
     ) -> None:
-        archive = Archive(tmp_path_factory.mktemp("archive"))
+        archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
         decoded: dict[tuple[str, tuple[int, int]], int] = {}
         for key, messages, number in blocks:
             kind = number % len(COLUMNS[key])
@@ -103,6 +105,7 @@ class TestContent:
         assert summary.objects_after == len(names(archive))
         assert at_once(spark, archive, target_size=target).changes == ()
 
+    @both_layouts
     def test_rows_of_one_message_and_recreated_streams_survive(self, spark: SparkSession, archive: Archive) -> None:
         moment = HOUR * 1_000_000
         lines = pa.array([0, 1, 2], pa.int32())
@@ -225,6 +228,7 @@ class TestChoice:
         assert summary.left == {"another compaction changed it meanwhile": 3}
         assert Counter((name.key, name.rows) for name in names(hours)) == {("a", 1): 6, (None, 2): 3}
 
+    @both_layouts
     def test_two_at_the_same_time_with_other_targets_lose_nothing(self, spark: SparkSession, archive: Archive) -> None:
         for number in range(60):
             archive.write(list(range(number * 10, number * 10 + 15)), payloads=[b"%d" % number * 50] * 15)
