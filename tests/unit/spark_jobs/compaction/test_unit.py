@@ -483,7 +483,6 @@ def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
     assert abs(sizes[0] - sizes[1]) < 0.1 * sizes[1]
 
 
-@both_layouts
 def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(archive: Archive) -> None:
     archive.write([1, 2])
     archive.write([2, 3])
