@@ -106,6 +106,7 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
     check_server.check_wait(findings, consumer, source)
     if stream is None:
         return
+    check_server.check_bucket(findings, source, stream)
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)

@@ -7,7 +7,7 @@ import json
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
 from jetcapture_py.config.units import moment_of
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.spark
 BUCKET, STREAM = "settings", "KV_settings"
 KEYS, REVISIONS, SNAPSHOTS = 500, 10_000, 50
 HISTORY = 5
+BUSY, QUIET = 300, 5
+"""Keys that most revisions are of, and how many revisions of a batch are of the others."""
 AT_ONCE = 50
 """Revisions, each of another key, after which the writer waits for the capture: what a bucket removes before is never
 delivered."""
@@ -79,24 +82,26 @@ class Use:
             key=message.subject.split(".", 2)[2],
             put=not marker and "KV-Operation" not in headers,
             value=message.data,
-            ttl=None if ttl is None else int(ttl) * SECOND,
+            ttl=None if ttl is None else int(ttl.removesuffix("s")) * SECOND,
             clears=marker or headers.get("Nats-Rollup") == "sub",
         )
         self.entries.append(found)
 
 
-def change(choose: random.Random, number: int) -> tuple[bytes, dict[str, str]]:
-    """A random change of a key: its value and its headers."""
-    kind = choose.random()
-    if kind < 0.08:
-        return b"", {"KV-Operation": "DEL"}
-    if kind < 0.14:
-        short = {"Nats-TTL": "3"} if kind < 0.1 else {}
-        return b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **short}
-    value = json.dumps({"n": number}).encode() if kind < 0.9 else b"not JSON %d" % number
-    if kind < 0.17:
-        return value, {"Nats-TTL": str(choose.randint(3, 5))}
-    return value, {"Nats-TTL": "3600"} if kind < 0.2 else {}
+def changes(choose: random.Random, batch: int) -> Iterator[tuple[str, bytes, dict[str, str]]]:
+    """Random changes of different keys: key, value and headers. Most are of busy keys; others have time to expire."""
+    keys = choose.sample(range(BUSY), AT_ONCE - QUIET) + choose.sample(range(BUSY, KEYS), QUIET)
+    for number, key in enumerate(keys, batch * AT_ONCE):
+        kind, ttl = choose.random(), {"Nats-TTL": str(choose.randint(3, 5))}
+        value = json.dumps({"n": number}).encode() if choose.random() < 0.9 else b"not JSON %d" % number
+        if kind < 0.08:
+            value, headers = b"", {"KV-Operation": "DEL"}
+        elif kind < 0.16:
+            value, headers = b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **(ttl if kind < 0.12 else {})}
+        else:
+            short = kind < (0.6 if key >= BUSY else 0.2)
+            headers = ttl if short else {"Nats-TTL": "3600"} if kind > 0.95 else {}
+        yield f"team.{key}", value, headers
 
 
 def now() -> int:
@@ -115,30 +120,31 @@ async def snapshot(client: Client) -> Snapshot:
     return Snapshot(seq, before, now(), values)
 
 
+async def delivered(client: Client, found: Use, seq: int) -> bool:
+    """Whether the capture and the subscriber have an entry and all before it."""
+    try:
+        consumer = await client.jetstream().consumer_info(STREAM, "archive")
+    except NotFoundError:  # until the capture has created it
+        return False
+    seen = found.entries[-1].seq if found.entries else 0
+    return min(consumer.delivered.stream_seq, seen) >= seq
+
+
 async def use(url: str, seed: int) -> Use:
     """Use the bucket while it is captured."""
     choose, found = random.Random(seed), Use()
-    moments = set(random.Random(seed + 1).sample(range(1, REVISIONS // AT_ONCE), SNAPSHOTS))
+    moments = set(random.Random(seed + 1).sample(range(REVISIONS // AT_ONCE), SNAPSHOTS))
     async with connection(url) as client:
         stream = client.jetstream()
-        await stream.subscribe(f"$KV.{BUCKET}.>", ordered_consumer=True, cb=found.note)
-
-        async def captured() -> bool:
-            try:
-                consumer = await stream.consumer_info(STREAM, "archive")
-            except NotFoundError:  # until the capture has created it
-                return False
-            seen = found.entries[-1].seq if found.entries else 0
-            return consumer.num_pending == 0 and seen >= consumer.delivered.stream_seq
-
+        watching = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        await stream.subscribe(f"$KV.{BUCKET}.>", cb=found.note, config=watching, manual_ack=True)
         for batch in range(REVISIONS // AT_ONCE):
-            await until(captured, "everything is delivered to the capture")
+            for key, value, headers in changes(choose, batch):
+                await stream.publish(f"$KV.{BUCKET}.{key}", value, headers=headers or None)
+            last = (await stream.publish(f"$KV.{BUCKET}.last", b"{}")).seq
+            await until(lambda: delivered(client, found, last), f"revision {last} is delivered to the capture")  # noqa: B023
             if batch in moments:
                 found.snapshots.append(await snapshot(client))
-            for number, key in enumerate(choose.sample(range(KEYS), AT_ONCE)):
-                value, headers = change(choose, batch * AT_ONCE + number)
-                await stream.publish(f"$KV.{BUCKET}.team.{key}", value, headers=headers or None)
-        await until(captured, "everything is delivered to the capture")
 
         async def settled() -> bool:
             last = await snapshot(client)

@@ -119,12 +119,27 @@ def test_tap_objects_and_verify_work_on_a_bucket(nats_server: Start, tmp_path: P
     assert report.as_text().startswith("complete: every one of 4 messages")
 
 
-def test_check_finds_nothing_wrong_with_a_bucket_and_names_the_setting_of_a_missing_one(
+def test_check_warns_of_a_bucket_without_history_and_a_capture_names_the_setting_of_a_missing_one(
     nats_server: Start, tmp_path: Path
 ) -> None:
     server = nats_server()
     asyncio.run(use(server.url))
-    assert asyncio.run(check(capture(server, tmp_path / "archive"))).problems == []
+    config = capture(server, tmp_path / "archive")
+    found = asyncio.run(check(config))
+    assert found.problems == []
+    assert [(each.level, each.text) for each in found.found if each.about == "bucket"] == [
+        ("ok", "it keeps 3 entries per key")
+    ]
+
+    async def without_history() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().delete_key_value("settings")
+            await client.jetstream().create_key_value(bucket="settings")
+
+    asyncio.run(without_history())
+    (warning,) = [each for each in asyncio.run(check(config)).found if each.about == "bucket"]
+    assert warning.level == "warning"
+    assert warning.text.startswith("it keeps one entry per key: ")
     missing = parse(
         {
             "nats": {"servers": [server.url]},
