@@ -109,14 +109,17 @@ def now() -> int:
 
 
 async def snapshot(client: Client) -> Snapshot:
-    stream = client.jetstream()
-    seq = (await stream.stream_info(STREAM)).state.last_seq
+    """Get the last entry of every key, all at one moment (ADR-31)."""
+    seq = (await client.jetstream().stream_info(STREAM)).state.last_seq
     before, values = now(), {}
-    watcher = await (await stream.key_value(BUCKET)).watchall(ignore_deletes=True)
-    while (entry := await watcher.updates(60)) is not None:
-        assert entry.revision is not None
-        values[entry.key] = (entry.revision, entry.value or b"")
-    await watcher.stop()
+    answers = await client.subscribe(inbox := client.new_inbox())
+    request = {"multi_last": [f"$KV.{BUCKET}.>"], "batch": 1000}
+    await client.publish(f"$JS.API.DIRECT.GET.{STREAM}", json.dumps(request).encode(), reply=inbox)
+    while (headers := (message := await answers.next_msg(timeout=60)).headers or {}).get("Status") is None:
+        if not {"KV-Operation", "Nats-Marker-Reason"} & headers.keys():
+            values[headers["Nats-Subject"].split(".", 2)[2]] = (int(headers["Nats-Sequence"]), message.data)
+    assert headers["Status"] == "204", headers
+    await answers.unsubscribe()
     return Snapshot(seq, before, now(), values)
 
 
