@@ -30,7 +30,7 @@ from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, FooterFacts, Listing
+from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import Place
@@ -77,9 +77,10 @@ def read_archive(
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
-    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
-    compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
-    were in flight, and returns any one of the copies; `none` returns what is stored.
+    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket, in one
+    bundle and bucket, or in a bucket with several layouts; `full` compares all messages that are read, for archives
+    whose key rule, `block.interval` or decoding changed while copies were in flight, and returns any one of the copies;
+    `none` returns what is stored.
 
     Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
     is an error, unless `parquet_only` leaves them out.
@@ -230,7 +231,7 @@ def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
         raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
-def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], FooterFacts]:
+def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], ObjectFacts]:
     """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
     footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
     found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
@@ -269,7 +270,7 @@ def _column(frame: DataFrame, name: str) -> Column:
 def _read(
     archive: Archive,
     listing: Listing,
-    facts: FooterFacts,
+    facts: ObjectFacts,
     names: Sequence[ObjectName],
     columns: Columns | None,
     dedupe: Dedupe,

@@ -97,9 +97,7 @@ def compact(
     if quarantine and keys is not None:
         raise JetcaptureError("the quarantine is not divided by key")
     if bundles and (quarantine or keys is not None):
-        raise JetcaptureError(
-            "bundles have many keys, and the quarantine has none: bundles excludes keys and quarantine"
-        )
+        raise JetcaptureError("bundles cannot be combined with keys or quarantine")
     if not 0 <= bundles <= MOST_BUNDLES:
         raise JetcaptureError(f"bundles: expected 1 to {MOST_BUNDLES}, got {bundles}")
     part = Part.of(start, end, keys)

@@ -74,7 +74,7 @@ class Wanted:
 class PreparedRestore:
     """A restore that can begin: its ranges, what they have, and the new stream's configuration.
 
-    `obstacles` are one line each: reasons why the new stream would not have all messages.
+    `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
     """
 
     wanted: Wanted
@@ -130,7 +130,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
         survey=found,
         config=config,
         hole=holes(found, wanted.stream),
-        drops=tuple(drops(found, config, plan.weight, consumers=bool(wanted.consumers))),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(wanted.consumers))),
     )
 
 
@@ -184,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _job(chosen: RestoreCommand) -> None:
-    servers = login(chosen)
-    if not chosen.dry_run:
+    servers = None if chosen.dry_run else login(chosen)
+    if servers is not None:
         asyncio.run(check_target(servers, chosen.target))
     prepared = prepare(
         Wanted(
@@ -203,7 +203,7 @@ def _job(chosen: RestoreCommand) -> None:
             without_limits=chosen.without_limits,
         )
     )
-    if chosen.dry_run:
+    if servers is None:
         sys.stdout.writelines(f"{line}\n" for line in _lines(prepared))
         return
     if prepared.hole and not chosen.allow_holes:
@@ -226,6 +226,8 @@ def _lines(prepared: PreparedRestore) -> list[str]:
     lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
     if plan.others:
         lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
+    if plan.read > 2 * plan.weight:
+        lines.append(f"every object is read {plan.read / plan.weight:.0f} times, because its sequences are far apart")
     lines += describe(prepared.survey)
     if prepared.hole:
         lines.append("needs --allow-holes, because sequences are missing")

@@ -40,7 +40,7 @@ class BlockWriter(Protocol):
         ...
 
     def write(self, table: pa.Table) -> bytes | pa.Buffer:
-        """Return the object: at least one row, sorted by `_nats_seq`, each message once."""
+        """Return the object: at least one row, each message once, sorted by `_nats_seq`; in bundles, by `key` first."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How the columns of an object are written: a function of its rows alone, so that the same rows make the same bytes."""
+"""Choose how the columns of an object are encoded, from its rows alone, so that the same rows give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import with_keys
 
 _SAMPLE, _SHARE = 512, 16
-"""A column's first rows show whether it repeats itself: so many of them, or this part of all if that is more."""
+"""Rows to sample for repeated values: the first 512, or a sixteenth of all if that is more."""
 _FEW_ROWS, _FEW_BYTES = 64, 512
-"""Rows below which no dictionary pays, and bytes below which compressing a column does not."""
+"""Below this many rows a dictionary does not pay off, and below this many bytes compression does not."""
 _TASTE, _SHRINKS = 16 << 10, 3
-"""Bytes of a text, or of payloads, that show how well it compresses, and how much less it must become for `_LEVEL`."""
+"""Bytes of text or payloads to sample, and the factor by which they must shrink for `_LEVEL` to be used."""
 _LEVEL = 3
-"""Of zstd, for what repeats itself at length: so much is found that there is less to do, for 10 KB of JSON with text
-23 µs and 1.5 KB, against 28 µs and 2.1 KB with level 1. What does not shrink takes twice the time for nothing."""
+"""zstd level for data with long repetitions, where a higher level is faster: 10 KB of JSON with text take 23 µs and
+1.5 KB, against 28 µs and 2.1 KB with level 1. Other data would take twice the time for nothing."""
 _DICTIONARY_BYTES = 8 << 20
 """Maximum size of a dictionary. With Arrow's 1 MiB, 200 repeated texts of 10 KB are written as often as they occur."""
 _NARROW = 1 << 32
-"""Differences of numbers within this range are kept, in place of the numbers: they take fewer bits."""
+"""Numbers whose differences are within this range are delta-encoded, which takes fewer bits."""
 
 _DICTIONARY, _DELTA, _PLAIN, _DENSE = "dictionary", "DELTA_BINARY_PACKED", "plain", "plain, and compressed more"
 _OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
@@ -41,7 +41,7 @@ _PAGE_ROWS = 4096
 
 
 def settings(table: pa.Table, compression: str) -> dict[str, Any]:
-    """What `ParquetWriter` is to be told for `table`."""
+    """Return the arguments of `ParquetWriter` for `table`."""
     schema, columns = table.schema, table.columns
     encodings: tuple[str, ...] | None = None
     if table.num_rows >= _FEW_ROWS:
@@ -54,7 +54,7 @@ def settings(table: pa.Table, compression: str) -> dict[str, Any]:
 
 
 def _sorted_by_key(schema: pa.Schema) -> dict[str, Any]:
-    """What is written of rows that are sorted by their keys: their order, and where each page begins."""
+    """Return the arguments of `ParquetWriter` for rows sorted by key: their order, and an index of pages."""
     if not with_keys(schema):
         return {}
     ascending = [(layout.KEY, "ascending"), (layout.SEQ, "ascending")]
@@ -63,14 +63,14 @@ def _sorted_by_key(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _is_small(column: pa.ChunkedArray) -> bool:
-    """Whether compressing a column is not worth it; to ask for its size takes longer than to see that it is fixed."""
+    """Return True if a column is too small to compress. The check for a fixed width is faster than `nbytes`."""
     kind = column.type
     fixed = kind.num_buffers == 2 and not kind.num_fields  # a bitmap and values
     return (fixed and len(column) < _FEW_ROWS) or bool(column.nbytes < _FEW_BYTES)
 
 
 def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
-    """How a column is written: where it does not repeat itself, a dictionary only costs, and often most of all."""
+    """Choose a column's encoding. A dictionary of values that do not repeat can cost more than everything else."""
     if field.name in _OPAQUE:
         return _DENSE if _shrinks(column) else _PLAIN
     if field.name in _KNOWN:
@@ -87,7 +87,7 @@ def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
 
 
 def _shrinks(texts: pa.ChunkedArray) -> bool:
-    """Whether a text's first bytes compress well."""
+    """Return True if the first bytes compress well."""
     taste = bytearray()
     for text in texts.slice(0, _FEW_ROWS):
         if text.is_valid:
@@ -131,7 +131,7 @@ def _settings(
 
 
 def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:
-    """The Parquet paths of the column's leaves, as the format's LogicalTypes spell lists and maps."""
+    """Return the Parquet paths of the column's leaves; lists and maps as in the format's LogicalTypes."""
     path += column.name
     kind = column.type
     if pa.types.is_map(kind):

@@ -1,4 +1,4 @@
-"""Names of the archive, format 1: the only place that knows its paths, columns and metadata keys.
+"""Paths, columns and metadata keys of archive format 1. No other module knows them.
 
     {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
     {stream}/bundle=NN/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
@@ -26,7 +26,7 @@ from functools import lru_cache
 FORMAT = "1"
 SUFFIX = ".parquet"
 COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
-"""How names of text objects end after their format."""
+"""Suffixes of compressed text objects, after that of the format."""
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("ndjson", "csv") for end in COMPRESSED.values())
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 QUARANTINE = "_quarantine"
@@ -34,9 +34,9 @@ MARKER = ".jetcapture=archive"
 """In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
 URL the keys' roots lie beside it."""
 LONGEST_INTERVAL = timedelta(days=1)
-"""A name gives the bucket's start only: an object may reach this far beyond it."""
+"""Names give only the start of a bucket: an object's messages may be this much later."""
 MAX_KEY_BYTES = 240
-"""Longest escaped key in bytes: `key=` and the key make one directory name, and file systems allow 255 bytes."""
+"""Maximum length of an escaped key in bytes: `key=` and the key are one directory name, limited to 255 bytes."""
 
 STREAM = "_nats_stream"
 SUBJECT = "_nats_subject"
@@ -50,9 +50,9 @@ ROW = "_nats_row"
 TIME = "_nats_time"
 ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, NANOS, DELIVERED, HEADERS, PAYLOAD)
 OPTIONAL = (ROW, TIME)
-"""Columns of the envelope that only some objects have."""
+"""Envelope columns that only some objects have."""
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
-"""What makes a message one message. With the timestamp, because a recreated stream starts its sequences again."""
+"""The columns that identify a message. The timestamp is needed because a recreated stream reuses sequences."""
 STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
 KEY = "key"
 """Column of the message's key in objects of bundles; in others, the key is in the path."""
@@ -61,7 +61,7 @@ PARTITIONS = (KEY, "date", "hour")
 RESERVED = (*PARTITIONS, BUNDLE)
 """Names that decoded columns cannot have, because readers find them in paths."""
 STREAM_TIME = "timestamp"
-"""The `block.time` of buckets that are made of the stream's timestamps."""
+"""The `block.time` for buckets by the stream's timestamps."""
 
 METADATA_PREFIX = "jetcapture."
 BUNDLES = "bundles"
@@ -77,12 +77,12 @@ _OWN_SUFFIX = re.compile(r"\.(?!(?:parquet|ndjson|csv|tmp)\b)[a-z0-9]{1,16}(?:\.
 
 
 def is_own_suffix(suffix: str) -> bool:
-    """Whether names of objects in a user's own format may end so."""
+    """Return True if names of objects in a custom format may have this suffix."""
     return _OWN_SUFFIX.fullmatch(suffix) is not None
 
 
 def field_name(name: str) -> str:
-    """The column name of a decoded field: `RESERVED` names and `_nats_…` get `_` appended, in any case.
+    """Return the column name of a decoded field: `RESERVED` names and `_nats_…` get `_` appended, case-insensitive.
 
     Case does not count because Spark compares column names without it.
     """
@@ -91,7 +91,7 @@ def field_name(name: str) -> str:
 
 
 def escape_key(key: str | None) -> str:
-    """The key as a Hive partition value: special ASCII characters as %XX, null and "" as the default partition.
+    """Return the key as a Hive partition value: special ASCII characters as %XX, null and "" as the default partition.
 
     Non-ASCII characters stay as they are, because Spark unescapes one character, not one UTF-8 byte, per %XX.
     """
@@ -103,14 +103,14 @@ def escape_key(key: str | None) -> str:
 
 
 def unescape_key(value: str) -> str | None:
-    """The key that `escape_key` made `value` of; null for the default partition."""
+    """Reverse `escape_key`; return None for the default partition."""
     if value == DEFAULT_PARTITION:
         return None
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)), value)
 
 
 def digest(seqs: bytes, timestamps: bytes) -> str:
-    """16 hex digits that name the exact set of messages in a block.
+    """Return 16 hex digits that identify the exact set of messages in a block.
 
     `seqs` and `timestamps` are the little-endian int64 bytes of the sequences and of the timestamps in microseconds,
     sorted by (sequence, timestamp), each message once.
@@ -121,7 +121,7 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
 
 
 def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str:
-    """16 hex digits over bytes given in pieces, in which the 16 characters from each of `places` on are zeros ("0").
+    """Return 16 hex digits over bytes given in pieces, with the 16 characters at each of `places` taken as "0".
 
     There the digits themselves are written, once they are known.
     """
@@ -141,7 +141,7 @@ def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str
 
 
 def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
-    """Where in a Parquet footer the entry's digits stand, as far as bytes tell: a key may hold anything.
+    """Return the possible offsets of an entry's digits in a Parquet footer; a key may contain the same bytes.
 
     With `digits`, only where it is these, and nothing that could not know them holds them too.
     """
@@ -154,7 +154,7 @@ def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
 
 
 def schema_id(columns: Iterable[str]) -> str:
-    """16 hex digits that name a schema; `columns` are its `name:type` texts in order."""
+    """Return 16 hex digits that identify a schema; `columns` are its `name:type` texts in order."""
     return hashlib.blake2b("\n".join(columns).encode(), digest_size=8).hexdigest()
 
 
@@ -177,7 +177,7 @@ Group = tuple[str, bool, int, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """What an object's path says of it.
+    """The facts in an object's path.
 
     `key` is None for messages without a key, in the quarantine and in bundles; `bundle` is the bundle's number as in
     the directory's name, "" for objects that are not in bundles. `bucket` is the start of the interval, in seconds
@@ -199,7 +199,7 @@ class ObjectName:
 
     @property
     def directory(self) -> str:
-        """The path of the object's directory, relative to the archive's root."""
+        """Path of the object's directory, relative to the archive's root."""
         if self.quarantine:
             head = f"{QUARANTINE}/{self.stream}"
         elif self.bundle:
@@ -210,7 +210,7 @@ class ObjectName:
 
     @property
     def path(self) -> str:
-        """The object's path, relative to the archive's root."""
+        """Path of the object, relative to the archive's root."""
         start = _bucket_names(self.bucket)[1]
         start = f"{start[:-1]}E" if self.event_time else start
         name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{self.suffix}"
@@ -218,7 +218,7 @@ class ObjectName:
 
     @property
     def parquet(self) -> bool:
-        """Whether it is in Parquet."""
+        """Whether it is a Parquet file."""
         return self.suffix == SUFFIX
 
     @property
@@ -229,13 +229,13 @@ class ObjectName:
 
 @lru_cache(maxsize=4096)  # objects are many, buckets are few, and formatting a time takes longer than all the rest
 def _bucket_names(bucket: int) -> tuple[str, str]:
-    """A bucket's directories, and how it begins the names of its objects."""
+    """Return a bucket's directories, and the start of its objects' names."""
     at = datetime.fromtimestamp(bucket, UTC)
     return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%SZ}"
 
 
 def bucket_text(bucket: int) -> str:
-    """A bucket as objects' names spell it: `YYYYMMDDTHHMMSSZ`."""
+    """Return a bucket as in objects' names: `YYYYMMDDTHHMMSSZ`."""
     return _bucket_names(bucket)[1]
 
 
@@ -248,7 +248,7 @@ def _parse_bucket(text: str) -> int | None:
 
 
 def parse_path(path: str) -> ObjectName | None:
-    """What `path` (relative to the archive's root) says, or None when the archive's rules did not make it."""
+    """Parse a path relative to the archive's root; return None if it is not that of an object."""
     parts = path.split("/")
     quarantine = parts[0] == QUARANTINE
     parts = parts[1:] if quarantine else parts
@@ -322,7 +322,7 @@ def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
 def split_overlapping(
     names: Iterable[ObjectName], bundles: Bundles | None = None
 ) -> tuple[list[ObjectName], list[ObjectName]]:
-    """Divide objects into those that share no message with another, and those that may.
+    """Split objects into those that share no message with any other, and those that may.
 
     Objects may share a message only when they are of one group and their sequence ranges overlap.
     """
@@ -334,7 +334,7 @@ def split_overlapping(
 
 
 def clusters(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Iterator[list[ObjectName]]:
-    """Objects of one group whose sequence ranges overlap, each of them with the next; an object alone is a cluster."""
+    """Yield clusters of objects of one group whose sequence ranges overlap; a single object is a cluster."""
     every = list(names)
     group_of = groups(every, bundles)
     cluster: list[ObjectName] = []

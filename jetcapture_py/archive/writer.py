@@ -1,4 +1,4 @@
-"""From a sealed block's rows to the bytes of one object and its name: same messages, same name."""
+"""Encode the rows of a sealed block as one object, and name it: the same messages get the same name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from jetcapture_py.text import one_line
 log = logging.getLogger("jetcapture.encode")
 
 ROW_GROUP_BYTES = 32 << 20
-"""Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
+"""Uncompressed bytes of a row group, so that readers can skip parts of an object and read others in parallel."""
 
 _LEAST_ROWS = 1024
-"""Rows that a row group has at least, if the object has them."""
+"""Minimum rows of a row group, if the object has as many."""
 
 _STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
@@ -41,7 +41,7 @@ _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBlock:
-    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated.
+    """An object ready to be stored. `messages` counts distinct messages, `duplicates` dropped rows.
 
     `data` is in memory, or a mapped file if `in_file`.
     """
@@ -54,7 +54,7 @@ class EncodedBlock:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that `data` holds."""
+        """Bytes of memory that `data` uses."""
         return 0 if self.in_file else int(self.data.size)
 
 
@@ -111,11 +111,11 @@ class Encoder:
 
     @property
     def whole_blocks(self) -> bool:
-        """Whether what writes the objects gets each block as one table, and returns the object in memory."""
+        """Whether the format needs each block as one table, and returns the object in memory."""
         return isinstance(self.format, UserWriter)
 
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
-        """The same encoder, now that the stream is known."""
+        """Return an encoder that also knows the stream and the consumer."""
         return replace(self, stream_created=stream_created, consumer=consumer)
 
     def encode(
@@ -157,7 +157,7 @@ class Encoder:
         duplicates: int,
         sink: FileSink | None,
     ) -> EncodedBlock:
-        """Encode rows in another format than Parquet, which are sorted, each message once."""
+        """Encode sorted rows, each message once, in a format other than Parquet."""
         found: list[tuple[Any, Any, int]] = []
 
         def counted() -> Iterator[pa.Table]:
@@ -181,7 +181,7 @@ class Encoder:
         known: Known | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
-        """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
+        """Call `encode`; if the rows cannot be written, make a quarantine object of the messages instead."""
         try:
             return self.encode(block, sealed_by, batches, known, sink)
         except BaseException as error:  # PyO3's PanicException is no Exception
@@ -191,7 +191,7 @@ class Encoder:
             return self.salvage(block, batches, error)
 
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
-        """The block's messages as a quarantine object.
+        """Make a quarantine object of the block's messages.
 
         It has their payloads or, where these are not kept, the decoded columns, unless Parquet cannot hold them either.
         """
@@ -204,7 +204,7 @@ class Encoder:
 
 
 class ObjectWriter:
-    """One object in the making: rows go in piece by piece, and `finish` names what they are.
+    """Writes one Parquet object piece by piece; `finish` completes and names it.
 
     How its columns are written is judged by the first piece. It is made in memory, unless there is a `sink`.
 
@@ -235,7 +235,7 @@ class ObjectWriter:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow.
+        """Add rows of further messages, sorted by identity, each once, after all rows added before.
 
         Of a bundle, the rows are sorted by key first, and up to `MOST_ROWS` are one row group.
         """
@@ -254,7 +254,7 @@ class ObjectWriter:
         self._file.write_table(table, row_group_size=rows)
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
-        """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""
+        """Return the completed object; `duplicates` is the number of dropped rows. Raises ValueError without rows."""
         if self._file is None:
             raise ValueError("an object without rows has no name")
         seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
@@ -306,7 +306,7 @@ def _name(
     rows: int,
     suffix: str = layout.SUFFIX,
 ) -> layout.ObjectName:
-    """The name of an object with these sequences and timestamps, sorted, each message once."""
+    """Return the name of an object with these sequences and timestamps, sorted, each message once."""
     seqs, timestamps = messages
     return layout.ObjectName(
         stream=encoder.stream,
@@ -324,7 +324,7 @@ def _name(
 
 
 def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -> tuple[Any, Any]:
-    """Join the messages of pieces, sorted, each once; `in_order`: they are so."""
+    """Join the messages of pieces, sorted, each once; `in_order` says that they already are."""
     seq, time = np.concatenate(seqs), np.concatenate(timestamps)
     if in_order:
         return seq, time
@@ -338,7 +338,7 @@ def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -
 
 
 def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
-    """Put the checksums of the finished object, and then of its footer, in place of what stands there."""
+    """Replace the placeholders with the checksums of the finished object and then of its footer."""
     view = memoryview(data).cast("B")
     start = len(view) - int.from_bytes(view[-8:-4], "little") - 8
     footer = bytes(view[start:])
@@ -353,7 +353,7 @@ def _schema_id(schema: pa.Schema) -> str:
 
 
 def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.RecordBatch:
-    """The columns `names` of a batch, and the quarantine's."""
+    """Return the columns `names` of a batch, and the quarantine's."""
     count = len(batch)
     headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
     left = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
@@ -366,7 +366,7 @@ def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.Re
 
 
 def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """The batches without the ack subjects, all of one schema, whatever their decoded columns are."""
+    """Return the batches without ack subjects, converted to a common schema."""
     rows = [batch.drop_columns([REPLY]) for batch in batches]
     schema = rows[0].schema
     if any(not batch.schema.equals(schema) for batch in rows[1:]):
@@ -376,7 +376,7 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
 
 
 def _messages(table: pa.Table) -> tuple[Any, Any]:
-    """Sequences and timestamps of sorted rows, each message once."""
+    """Return sequences and timestamps of sorted rows, each message once."""
     seqs, timestamps = identity(table)
     if layout.ROW not in table.schema.names:
         return seqs, timestamps

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -31,9 +32,10 @@ _SUBJECT = "$JS.SNAPSHOT.RESTORE"
 _ACK_TIMEOUT = 60.0
 _FINISH_TIMEOUT = 600.0
 _ABORT_TIMEOUT = 10.0
-_ABORT_PAUSE = 0.1
+_ABORT_PAUSE = 0.5
 _EXISTS = (10130, 10058)
 _OLDEST = (2, 15)
+_VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class StreamRestore:
@@ -43,7 +45,7 @@ class StreamRestore:
         self.stream = stream
         self._session, self._connection = session, session.connection
         self._padding, self._broken = padding, broken
-        self._inbox = f"{self._connection.new_inbox()}"
+        self._inbox = self._connection.new_inbox()
         self._to = ""
         self._sent: dict[int, int] = {}  # bytes of each chunk that is not acknowledged
         self._pending = self._next = 0
@@ -54,7 +56,8 @@ class StreamRestore:
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""
         version = self._connection.server_version
-        if tuple(int(part) for part in version.split("-")[0].split(".")[:2]) < _OLDEST:
+        found = _VERSION.match(version)
+        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
             raise SourceError(
                 f"the server is nats-server {version}: an exact restore needs 2.15 or later; jetcapture spark replay "
                 "publishes the messages again, with new sequences and timestamps"
@@ -134,7 +137,7 @@ class StreamRestore:
                 deleted += 1  # again: the server may just be about to create it
             except UnavailableError as error:
                 reason = str(error)
-            await asyncio.sleep(_ABORT_PAUSE * 5)
+            await asyncio.sleep(_ABORT_PAUSE)
         await self._leave()
         return None if deleted == 2 else reason
 
@@ -174,7 +177,9 @@ class StreamRestore:
         number = message.subject.rpartition(".")[2]
         if message.data:
             answer = json.loads(message.data)
-            if "error" in answer:
+            if answer.get("error", {}).get("err_code") in _EXISTS:  # somebody has just created it: leave it alone
+                self._to, self._failure = "", self._exists()
+            elif "error" in answer:
                 text = str(answer["error"].get("description", "unknown"))
                 self._fail(f"the server could not restore stream {self.stream}: {one_line(text)}")
             else:

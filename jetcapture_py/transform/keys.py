@@ -36,7 +36,7 @@ class KeyFunction(Protocol):
 
 
 def make_key(text: str, decode: FormatConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
-    """The key function of a template, or the one that `package.module:function` names; else ValueError.
+    """Return the key function of a template, or the one named by `package.module:function`. Raises ValueError.
 
     `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
     its fields from the message's own payload; not those in `own`, which do not come from payloads.
@@ -123,19 +123,19 @@ def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
 
 
 def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
-    """The first value of a header; names compare exactly, as NATS does."""
+    """Return the first value of a header; names are case-sensitive, as in NATS."""
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.string())
     return pc.list_element(_padded(pc.map_lookup(headers, name, "first")), 0)
 
 
 def _padded(lists: pa.ListArray) -> pa.ListArray:
-    """The lists, empty ones as null, so that their first element can be asked for."""
+    """Return the lists with empty ones as null, so that their first element can be taken."""
     return pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, pa.scalar(None, lists.type))
 
 
 def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
-    """A decoded field as text; null where it is not a scalar.
+    """Return a decoded field as text; null if it is not a scalar.
 
     `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
     """
@@ -146,7 +146,7 @@ def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
 
 
 def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
-    """A decoded field by its column name, or by a path through structs; None when there is none."""
+    """Find a decoded field by its column name, or by a path through structs; return None without one."""
     for name in (path, layout.field_name(path)):
         if name in fields.schema.names:
             return fields.column(name)
@@ -161,7 +161,7 @@ def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
 
 
 def buckets(timestamps: pa.Array, interval: int) -> Any:
-    """Start of each message's interval, in seconds since the epoch, as int64; `interval` in seconds."""
+    """Return the start of each message's interval as int64 seconds since the epoch; `interval` is in seconds."""
     seconds = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False) // 1_000_000
     return seconds - seconds % interval
 
@@ -188,7 +188,7 @@ def without_empty(keys: pa.StringArray) -> pa.StringArray:
 def group(
     rows: pa.RecordBatch, keys: pa.StringArray, starts: Any, bundles: int = 0
 ) -> tuple[pa.RecordBatch, Sequence[Run]]:
-    """Bring rows of one (key, bucket) together, otherwise in their order, and say where each group lies.
+    """Group rows by (key, bucket), otherwise in their order, and return where each group is.
 
     `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key. With `bundles`, rows of one (bundle,
     bucket) are brought together, and there is no Python object per key.

@@ -62,8 +62,8 @@ class Tally(Protocol):
 class Unit:
     """Objects of one group in the order of their sequences, as arrays; `ends` are exclusive.
 
-    If its objects do not overlap, it is also a `Tally`. `moving` are the paths of objects that move to another layout:
-    they cannot be kept, and may be replaced by any object of the new layout, whatever its rows, because no compaction
+    If its objects do not overlap, it is also a `Tally`. `moving` are the paths of objects that move to another
+    directory: they cannot be kept, and may be replaced by any object there, whatever its rows, because no compaction
     moves messages back (see `moves`).
     """
 
@@ -126,11 +126,12 @@ def units(objects: Iterable[Source], target: int) -> Iterator[Unit]:
 def moves(objects: Iterable[Source], bundles: int, target: int) -> Iterator[Sequence[Source]]:
     """Yield the objects to compact together so that all are in this number of bundles: whole buckets, or units.
 
-    A bucket of which all names may be in these bundles is not opened for that: its objects are in the right places,
-    even if their footers say a multiple of the number.
+    A bucket of which all names may be in these bundles is not opened for that: its objects are in the right
+    directories, even if their footers say a multiple of the number.
 
-    Messages only move from keys to bundles, and from bundles to a number that divides theirs, so of two compactions
-    that move at the same time, never does each replace the objects of the other.
+    Messages only move from keys to bundles, and from bundles to those of a number that divides theirs: to fewer digits
+    or a lower bundle. So of two compactions that move at the same time, never does each replace the objects of the
+    other.
     """
     ordered = sorted(objects, key=lambda source: (source.name.stream, source.name.bucket))
     for _, group in groupby(ordered, key=lambda source: (source.name.stream, source.name.bucket)):

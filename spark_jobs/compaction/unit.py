@@ -146,7 +146,7 @@ def _merged(
         yield _left(replace(name, key=None, bundle=bundle) if bundle else name, DRIFTED)
     for schema, members in kinds:
         footers = {known[index][0].name.path: known[index][1] for index in members}
-        moving = [path for path, footer in footers.items() if footer.own.get(layout.BUNDLES, "0") != str(bundles)]
+        moving = [known[index][0].name.path for index in members if known[index][0].name.bundle != bundle]
         unit = Unit((known[index][0] for index in members), moving)
         if len(unit.sources) == 1 and not moving:
             continue

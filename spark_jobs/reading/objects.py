@@ -58,7 +58,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FooterFacts:
+class ObjectFacts:
     """What footers say: distinct `schemas` and the index of each object's schema, the number of bundles of objects in
     bundles, and `times`, the first and last `_nats_timestamp` of some objects, None without statistics."""
 
@@ -162,7 +162,7 @@ class Archive:
         """Read exactly these objects, or these parts of them, with `engine`."""
         return self.engine.frame(self.spark, names, fields, partitions, parts)
 
-    def facts(self, names: Sequence[ObjectName], listing: Listing, *, timed: bool = False) -> FooterFacts:
+    def facts(self, names: Sequence[ObjectName], listing: Listing, *, timed: bool = False) -> ObjectFacts:
         """Read the objects' footers, once; with `timed`, also the timestamps of objects with event time."""
         reader = SchemaReader()
         schema_of: dict[ObjectName, int] = {}
@@ -178,7 +178,7 @@ class Archive:
                     times[name] = bounds(pq.read_metadata(pa.BufferReader(file)), layout.TIMESTAMP)
             except pa.ArrowException as error:
                 raise self._unreadable(name, error) from error
-        return FooterFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, times=times)
+        return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, times=times)
 
     def _footers(self, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
         """Read the objects' footers."""

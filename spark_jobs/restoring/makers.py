@@ -23,6 +23,8 @@ Work = Callable[[PartSpec], T]
 _AHEAD = 1
 """Ranges that wait, computed, beside those being computed."""
 _MOST_JOBS = 8
+_MOST_THREADS = 4
+"""More do not help: what is not in Arrow or NumPy runs in one thread at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Maker:
     @classmethod
     def here(cls) -> Maker:
         """Compute in threads of this process."""
-        return cls(os.cpu_count() or 1)
+        return cls(min(_MOST_THREADS, os.cpu_count() or 1))
 
     @classmethod
     def on(cls, spark: SparkSession) -> Maker:

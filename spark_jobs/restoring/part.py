@@ -157,13 +157,13 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
     for piece in spec.pieces:
         path = f"{str(root).rstrip('/')}/{piece.path}"
         try:
-            found = _within(_fetch(fs, path, piece, columns), spec, piece)
+            found = [_within(table, spec, piece) for table in _fetch(fs, path, piece, columns)]
         except FileNotFoundError as error:
             raise JetcaptureError(f"{path} is gone: it was compacted or removed since; restore again") from error
         except (OSError, pa.ArrowException) as error:
             raise JetcaptureError(f"cannot read {path}: {one_line(error)}") from error
-        tables.append(found)
-        quarantined.append(np.full(found.num_rows, piece.quarantine))
+        tables += found
+        quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
     table = pa.concat_tables(tables, promote_options="default")
     seqs = table[layout.SEQ].to_numpy()
     times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
@@ -171,7 +171,7 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
     others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
     if (seqs[1:] > seqs[:-1]).all():
         return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), others, 0)
-    order = np.lexsort((-nanos, others, seqs))  # of copies, one with nanoseconds first
+    order = np.lexsort((others, seqs))
     seqs, times = seqs[order], times[order]
     again = np.concatenate([[False], seqs[1:] == seqs[:-1]])
     if (clash := again & np.concatenate([[False], times[1:] != times[:-1]])).any():
@@ -184,18 +184,18 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
     return _Rows(table.take(pa.array(kept)), seqs[~again], times[~again] * 1000 + nanos, others[kept], int(again.sum()))
 
 
-def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> pa.Table:
-    """Read an object's row groups with these columns; null where it has none."""
+def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read an object's row groups with these columns, those that it has, and always nanoseconds."""
     with _opened(fs, path) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:
         present = [name for name in columns if name in parquet.schema_arrow.names]
-        table = parquet.read_row_groups(list(piece.groups), columns=present, use_threads=False)
-    table = table.replace_schema_metadata(None)
-    for name, kind in _TYPES.items():
-        if name in present and table.schema.field(name).type != kind:
-            table = table.set_column(present.index(name), name, table[name].cast(kind))
-    if layout.NANOS not in present:
-        table = table.append_column(layout.NANOS, pa.nulls(table.num_rows, pa.int16()))
-    return table
+        for group in piece.groups:
+            table = parquet.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)
+            for name, kind in _TYPES.items():
+                if name in present and table.schema.field(name).type != kind:
+                    table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+            if layout.NANOS not in present:
+                table = table.append_column(layout.NANOS, pa.nulls(table.num_rows, pa.int16()))
+            yield table
 
 
 @contextmanager
@@ -221,9 +221,9 @@ def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
     if mask.all():
         return table
     places = np.flatnonzero(mask)
-    if len(places) and places[-1] - places[0] + 1 == len(places):
-        return table.slice(int(places[0]), len(places))
-    return table.filter(pa.array(mask))
+    if len(places) > table.num_rows // 2 and places[-1] - places[0] + 1 == len(places):
+        return table.slice(int(places[0]), len(places))  # a smaller slice would keep the whole in memory
+    return table.take(pa.array(places))
 
 
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:

@@ -6,7 +6,7 @@ range that it reaches into; where that would be read too often, because many key
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,13 +42,14 @@ _REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEAD
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group: the number of its object, its own number, its first and last sequence, and its bytes of messages."""
+    """A row group: the number of its object, its own number, its first and last sequence, its bytes and rows."""
 
     source: int
     number: int
     first: int
     last: int
     weight: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ class _Footer:
     name: ObjectName
     created: tuple[str, ...]
     missing: tuple[str, ...]
-    groups: tuple[tuple[int, int, int], ...]  # first and last sequence, and bytes of messages
+    groups: tuple[tuple[int, int, int, int], ...]  # first and last sequence, bytes of messages, and rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
     """The ranges of a restore, in order. `created` is when the restored incarnation of the stream was created, "" if
-    unknown, and `others` when other incarnations in the archive were. `weight`: bytes of messages, copies included;
-    `read`: bytes that are read for all ranges; `largest`: bytes of the largest range.
+    unknown, and `others` when other incarnations in the archive were. `weight` and `rows` are the bytes of messages and
+    the rows of all row groups, and `read` the bytes that are read for all ranges.
     """
 
     parts: tuple[PartSpec, ...]
@@ -71,8 +72,12 @@ class RestorePlan:
     others: tuple[str, ...]
     objects: int
     weight: int
+    rows: int
     read: int
-    largest: int
+
+    def size_of(self, messages: int) -> int:
+        """Estimate the bytes of this many messages."""
+        return self.weight * messages // max(1, self.rows)
 
 
 def plan_restore(place: Place, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
@@ -95,9 +100,9 @@ def plan_restore(place: Place, stream: str, *, first: int, last: int | None, cre
                 f"{lacking[0].name.path}: their messages cannot be restored"
             )
     groups = [
-        _Group(number, index, max(low, first), high if last is None else min(high, last), weight)
+        _Group(number, index, max(low, first), high if last is None else min(high, last), weight, rows)
         for number, footer in enumerate(own)
-        for index, (low, high, weight) in enumerate(footer.groups)
+        for index, (low, high, weight, rows) in enumerate(footer.groups)
         if high >= first and (last is None or low <= last)
     ]
     if not groups:
@@ -110,8 +115,8 @@ def plan_restore(place: Place, stream: str, *, first: int, last: int | None, cre
         others=tuple(each for each in incarnations if each != chosen),
         objects=len(own),
         weight=sum(group.weight for group in groups),
-        read=sum(read),
-        largest=max(read),
+        rows=sum(group.rows for group in groups),
+        read=read,
     )
 
 
@@ -150,12 +155,12 @@ def _footer(place: Place, name: ObjectName) -> _Footer:
     )
 
 
-def _measured(group: Any, name: ObjectName) -> tuple[int, int, int]:
-    """Return the first and the last sequence of a row group, and its bytes of messages."""
+def _measured(group: Any, name: ObjectName) -> tuple[int, int, int, int]:
+    """Return the first and the last sequence of a row group, its bytes of messages, and its rows."""
     low, high = group_bounds(group, layout.SEQ) or (name.first_seq, name.last_seq)
     columns = (group.column(index) for index in range(group.num_columns))
     weight = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in _WEIGHED)
-    return int(low), int(high), int(weight + group.num_rows * _ROW_BYTES)
+    return int(low), int(high), int(weight + group.num_rows * _ROW_BYTES), int(group.num_rows)
 
 
 def _moment(created: str) -> datetime:
@@ -203,15 +208,15 @@ def _divided(firsts: Any, lasts: Any, weights: Any, target: int) -> Any:
 
 def _parts(
     groups: Sequence[_Group], cuts: Any, own: Sequence[_Footer], chosen: str
-) -> tuple[tuple[PartSpec, ...], list[int]]:
-    """Return the ranges that have messages, and how many bytes are read for each."""
+) -> tuple[tuple[PartSpec, ...], int]:
+    """Return the ranges that have messages, and how many bytes are read for all of them."""
     found: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    read: Counter[int] = Counter()
+    read = 0
     for group in groups:
         low, high = np.searchsorted(cuts, (group.first, group.last), "right") - 1
         for part in range(int(low), int(high) + 1):
             found[part][group.source].append(group.number)
-            read[part] += group.weight
+            read += group.weight
     end = max(group.last for group in groups)
     spans = {number: _span(footer, chosen) for number, footer in enumerate(own)}
     parts = tuple(
@@ -222,7 +227,7 @@ def _parts(
         )
         for part in sorted(found)
     )
-    return parts, [read[part] for part in sorted(found)]
+    return parts, read
 
 
 def _pieces(

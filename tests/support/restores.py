@@ -13,8 +13,8 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +179,7 @@ async def opened(url: str) -> AsyncIterator[Connection]:
         await client.close()
 
 
-async def answers(url: str, stream: str, first: int, last: int) -> AsyncIterator[dict[int, Any]]:
+async def answers(url: str, stream: str, first: int, last: int) -> AsyncGenerator[dict[int, Any]]:
     """What the server answers to STREAM.MSG.GET for each sequence, some thousand at a time."""
     async with opened(url) as client:
         found: dict[int, Any] = {}
@@ -217,14 +217,17 @@ async def compare(
     """Compare every message of `STREAM` on one server with those of `stream` on another; how many there are."""
     state = await state_of(one, STREAM)
     low, high = first or int(state["first_seq"]), last or int(state["last_seq"])
-    theirs = answers(other, stream, low, high + 1)
     compared = 0
-    async for ours in answers(one, STREAM, low, high):
-        mirrored = await anext(theirs)
-        for seq, message in ours.items():
-            expected = {**message, "subject": subject(message["subject"])} if isinstance(message, dict) else message
-            assert mirrored[seq] == expected, (seq, expected, mirrored[seq])
-            compared += 1
+    async with (
+        aclosing(answers(one, STREAM, low, high)) as found,
+        aclosing(answers(other, stream, low, high)) as theirs,
+    ):
+        async for ours in found:
+            mirrored = await anext(theirs)
+            for seq, message in ours.items():
+                expected = {**message, "subject": subject(message["subject"])} if isinstance(message, dict) else message
+                assert mirrored[seq] == expected, (seq, expected, mirrored[seq])
+                compared += 1
     return compared
 
 

@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
@@ -290,6 +291,32 @@ class TestCommand:
         assert found.err.startswith("compact: cannot read file:///")
         assert name.digest in found.err
         assert found.err.count("\n") == 1
+
+    def test_an_archive_of_keys_moves_to_bundles_and_reads_the_same(
+        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        orders.write([60, 61], "b", quarantine=True, stage=["decode"] * 2, error=["no"] * 2)
+        before = content(spark, orders)
+        assert main([orders.url, "ORDERS", "--bundles", "4", "--dry-run"]) == 0
+        plan = capsys.readouterr().out.splitlines()
+        assert [line.partition(",")[0] for line in plan[:-1]] == sorted(
+            {f"bundle {bundle_of('a', 4)}", f"bundle {bundle_of(None, 4)}"}
+        )
+        assert main([orders.url, "ORDERS", "--bundles", "4", "--grace", "0s"]) == 0
+        assert capsys.readouterr().out.startswith("ORDERS: 5 objects, ")
+        assert {name.bundle for name in names(orders) if not name.quarantine} == {
+            bundle_of("a", 4),
+            bundle_of(None, 4),
+        }
+        assert content(spark, orders) == before
+        for keys in (["a"], [None]):
+            expected = Counter(row for row in before[1].elements() if json.loads(row)["key"] in keys)
+            assert content(spark, orders, keys=keys)[1] == expected
+        assert main([orders.url, "ORDERS", "--bundles", "4"]) == 0
+        assert capsys.readouterr().out.startswith("ORDERS: 2 objects, ")
+        for option in (["--key", "a"], ["--quarantine"]):
+            assert main([orders.url, "ORDERS", "--bundles", "4", *option]) == 1
+            assert "bundles cannot be combined" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -21,6 +21,7 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.restore import StreamRestore
 from spark_jobs.restore import Wanted, main, prepare, restore
 from spark_jobs.restoring import makers, plan
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
@@ -108,7 +109,7 @@ def test_an_older_server_is_named(
 LIMITS = {
     "max_age": (3_600_000_000_000, r"it keeps messages for 1h \(max_age\), but the oldest is of 2026-05-01T12"),
     "max_msgs": (9, r"it keeps 9 messages \(max_msgs\), not 10"),
-    "max_bytes": (300, r"it keeps 300 \w+ \(max_bytes\), not about \d"),
+    "max_bytes": (300, r"it keeps 300B \(max_bytes\), not about \d"),
     "max_msgs_per_subject": (9, r"it keeps 9 messages per subject \(max_msgs_per_subject\), not 10"),
 }
 
@@ -141,7 +142,7 @@ def test_an_interest_stream_without_a_consumer_would_keep_nothing(
     assert "it keeps only messages that a consumer waits for (retention: interest)" in error(capfd, kept, server.url)
     assert main([kept.url, "ORDERS", "--servers", server.url, "--consumer", "reader=4"]) == 0
     state = asyncio.run(state_of(server.url, "ORDERS"))
-    assert (state["messages"], state["last_seq"]) == (10, 10)
+    assert (state["messages"], state["last_seq"]) == (6, 10), "what the consumer has acknowledged is not kept"
 
 
 @pytest.mark.parametrize("subject", listed("RESTORER", optional=False))
@@ -266,3 +267,20 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
             if end is signal.SIGINT
             else "restore: terminated; the incomplete stream ORDERS was removed"
         )
+
+
+def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Start, kept: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
+    begin = StreamRestore.begin
+
+    async def overtaken(started: StreamRestore, config: Any, state: Any) -> None:
+        await begin(started, config, state)
+        await create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "begin", overtaken)
+        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == ["ORDERS"]
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0

@@ -17,7 +17,7 @@ from spark_jobs.restoring import plan
 from spark_jobs.restoring.makers import Maker
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
-from tests.support.running import STREAM, objects
+from tests.support.running import STREAM, capture_all, config, objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,12 +147,23 @@ async def _delete(url: str, stream: str) -> None:
         await api(client, f"STREAM.DELETE.{stream}")
 
 
+def test_an_archive_of_bundles_comes_back(nats_server: Start, tmp_path: Path) -> None:
+    one, other = nats_server(), nats_server()
+    asyncio.run(fill(one.url, 3000))
+    bundled = config(one.url, tmp_path / "a", key="{subject}", block={"bundles": 4})
+    asyncio.run(capture_all(bundled))
+    found = done(prepare(Origin(one.url, tmp_path / "a").wanted()), other.url)
+    assert len(list(tmp_path.glob("a/*/bundle=*"))) == 4
+    assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(one.url, STREAM))
+    assert asyncio.run(compare(one.url, other.url, STREAM)) == found.last + 1 - found.first
+
+
 def test_the_command_needs_a_word_for_holes_and_says_what_it_did(
     nats_server: Start, origin: Origin, capfd: pytest.CaptureFixture[str]
 ) -> None:
     other = nats_server()
     command = [f"file://{origin.root}", "--servers", other.url]
-    assert main([*command, "--dry-run"]) == 0
+    assert main([command[0], "--dry-run"]) == 0
     output = capfd.readouterr().out.splitlines()
     assert output[0].startswith(f"stream {STREAM} as {STREAM}, from ")
     assert output[1].split(", ")[1].startswith("sequences ")
