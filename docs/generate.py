@@ -111,7 +111,7 @@ def _one_type(option: Mapping[str, Any]) -> str:
 def _default(path: str, setting: Mapping[str, Any]) -> str:
     value = setting.get("default")
     if value in (None, [], {}):
-        return "`block.interval`" if path == "block.max_age" else ""
+        return {"block.max_age": "`block.interval`", "key": "`{subject}`"}.get(path, "")
     if isinstance(value, list):
         return ", ".join(f"`{each}`" for each in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

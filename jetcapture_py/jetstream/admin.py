@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.config.units import format_time
@@ -236,7 +237,8 @@ def _to_the_microsecond(text: str) -> str:
 
 def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
     if error.err_code == STREAM_NOT_FOUND:
-        return SourceError(f"stream {stream} does not exist; create it, or correct source.stream")
+        setting, _ = bucket_of(stream) or ("stream", "")
+        return SourceError(f"stream {stream} does not exist; create it, or correct source.{setting}")
     if error.err_code == CONSUMER_NOT_FOUND:
         return SourceError(f"consumer {consumer} does not exist on stream {stream}")
     return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
+from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import SourceError, StoreError
@@ -105,6 +106,7 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
     check_server.check_wait(findings, consumer, source)
     if stream is None:
         return
+    check_server.check_bucket(findings, source, stream)
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
@@ -161,7 +163,7 @@ async def _traffic(
         findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
         return
     unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
-    predicted = forecast(config, newest.traffic(rate), unacked)
+    predicted = forecast(config, newest.traffic(rate, config.block.bundles), unacked)
     findings.figures |= {**asdict(predicted), "keys": len(newest.keys)}
     _blocks(findings, config, predicted, rate, len(newest.keys))
     _cost(findings, predicted, price)
@@ -185,10 +187,14 @@ def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float
     else:
         remedy = f"raise {predicted.limit}, shorten block.interval, or let compaction merge them"
         findings.warning("blocks", f"{text}, not {asked}: {remedy}")
+    if config.block.bundles:
+        return
     if keys > config.limits.open_blocks:
         findings.warning(
             "keys", f"more keys than limits.open_blocks ({config.limits.open_blocks:,}): raise it, or use a coarser key"
         )
+    if keys > MANY_KEYS:
+        findings.warning("keys", f"{keys:,} keys, each with objects of its own: block.bundles stores them together")
 
 
 def _cost(findings: Findings, predicted: Forecast, price: float) -> None:

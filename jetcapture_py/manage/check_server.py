@@ -116,6 +116,21 @@ def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: Sou
         findings.warning("ack_wait", text)
 
 
+def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, Any]) -> None:
+    """Check whether a KV bucket keeps replaced entries until they are stored."""
+    if source.bucket is None:
+        return
+    kept = stream["config"].get("max_msgs_per_subject", -1)
+    if kept == 1:
+        findings.warning(
+            "bucket",
+            "it keeps one entry per key: entries that are replaced before they are stored are lost if the capture is "
+            "killed; give it more history",
+        )
+    else:
+        findings.ok("bucket", f"it keeps {kept if kept > 0 else 'all'} entries per key")
+
+
 def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
     """Check for settings of the consumer that lose messages or stop delivery."""
     settings = answer["config"]

@@ -42,7 +42,8 @@ class Held:
     """An object's messages of the current incarnation: every sequence of a range, or `seqs`, an int64 array.
 
     `messages` counts these, `older` those of earlier incarnations; `newest` is the latest timestamp in microseconds.
-    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it.
+    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it. `bundles` is the number in the
+    footer of an object in a bundle.
     """
 
     name: ObjectName
@@ -54,6 +55,7 @@ class Held:
     newest: int
     signed: bool
     by_name: bool = False
+    bundles: int | None = None
 
 
 def examine(
@@ -101,6 +103,7 @@ def examine(
         older=messages - count,
         newest=newest,
         signed=item.signed,
+        bundles=int(item.own[layout.BUNDLES]) if name.bundle else None,
     )
 
 
@@ -130,7 +133,7 @@ def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: Use
     seqs, times = rows.identities(storage, file, name, writer)
     if len(seqs) != name.rows or not name.rows:
         raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
-    seqs, times = _once(seqs, times)
+    seqs, times = _once(name, seqs, times)
     check_identities(name, seqs, times, len(seqs))
     return seqs, times
 
@@ -154,8 +157,11 @@ def _named(file: File, name: ObjectName) -> Held:
     )
 
 
-def _once(seqs: Any, times: Any) -> tuple[Any, Any]:
-    """Return each message once; the rows of a message follow one another."""
+def _once(name: ObjectName, seqs: Any, times: Any) -> tuple[Any, Any]:
+    """Return each message once; the rows of a message follow one another. Those of a bundle are sorted by key."""
+    if name.bundle:
+        order = np.lexsort((times, seqs))
+        seqs, times = seqs[order], times[order]
     first = np.ones(len(seqs), np.bool_)
     first[1:] = (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])
     return seqs[first], times[first]
@@ -267,6 +273,8 @@ class _Object:
             said |= {"digest": name.digest, "quarantine": "true" if name.quarantine else ""}
         if name.event_time != ("time" in own):
             raise DamagedError("its name and its footer differ in what its bucket is made of")
+        if not layout.is_one_of(name.bundle, own.get(layout.BUNDLES, "")):
+            raise DamagedError(f"its footer says bundles {own.get(layout.BUNDLES, '')!r}, its name {name.bundle!r}")
         for entry, value in said.items():
             if own.get(entry, "") != value:
                 raise DamagedError(f"its footer says {entry} {own.get(entry, '')!r}, its name {value!r}")
@@ -344,7 +352,7 @@ class _Object:
         seq, time = np.concatenate(seqs), np.concatenate(times)
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
             raise DamagedError("its sequences and timestamps are invalid")
-        return _once(seq, time)
+        return _once(self._name, seq, time)
 
     def _read(self, columns: list[str] | None, take: Any) -> None:
         try:

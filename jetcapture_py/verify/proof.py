@@ -27,7 +27,7 @@ from jetcapture_py.text import plural
 from jetcapture_py.verify.holes import Missing, list_gaps
 from jetcapture_py.verify.incarnation import Incarnation
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import Report, WatermarkFinding, time_text
+from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
 from jetcapture_py.verify.stream import MARGIN, read, start_of
 
@@ -313,6 +313,7 @@ def _report(
         older=found.older,
         watermark=_judged(scope, mark, missing),
         unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
+        layouts=tuple(LayoutCount(bundles=n, objects=found.layouts[n]) for n in sorted(found.layouts, key=str)),
     )
 
 

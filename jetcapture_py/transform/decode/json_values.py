@@ -159,20 +159,30 @@ def _decimals(declared: pa.Decimal128Type) -> Build:
 
 def exact_decimal(declared: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:
     """What turns the text of a number, with or without quotes, into a decimal; ValueError when digits do not fit."""
-    context = decimal.Context(prec=declared.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
-    step = decimal.Decimal(1).scaleb(-declared.scale)
+    fitting = fitting_decimal(declared)
 
     def exact(text: bytes) -> decimal.Decimal:
         match = _NUMBER.fullmatch(text)
         if match is None:
             raise ValueError(f"expected a number or a number in quotes, got {show(text)[1:]}")
-        try:
-            return context.quantize(decimal.Decimal(match[1].decode()), step)
-        except decimal.DecimalException:
-            shape = f"decimal({declared.precision}, {declared.scale})"
-            raise ValueError(f"{show(text)[1:]} does not fit {shape} without rounding") from None
+        return fitting(match[1].decode())
 
     return exact
+
+
+def fitting_decimal(declared: pa.Decimal128Type) -> Callable[[str], decimal.Decimal]:
+    """What turns the text of a number into a decimal; ValueError when digits do not fit."""
+    context = decimal.Context(prec=declared.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
+    step = decimal.Decimal(1).scaleb(-declared.scale)
+
+    def fitting(text: str) -> decimal.Decimal:
+        try:
+            return context.quantize(decimal.Decimal(text), step)
+        except decimal.DecimalException:
+            shape = f"decimal({declared.precision}, {declared.scale})"
+            raise ValueError(f"{show(text)} does not fit {shape} without rounding") from None
+
+    return fitting
 
 
 def _dates(values: list[str | None]) -> pa.Array:

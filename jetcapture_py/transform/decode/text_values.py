@@ -14,13 +14,14 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config.column_types import JSON
 from jetcapture_py.transform.decode.common import REFUSALS, MisfitError, search, show
-from jetcapture_py.transform.decode.json_values import codec
+from jetcapture_py.transform.decode.json_values import codec, fitting_decimal
 
 BuildTexts = Callable[[pa.StringArray], pa.Array]
 """Makes a column of texts, null for null; raises `MisfitError`, or another of `REFUSALS`, when a value does not fit."""
 
 _INTEGER = r"\A-?[0-9]+\z"
 _NUMBER = r"\A-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\z"
+_MOST_DIGITS = 38
 _BOOL = r"\A(?i:true|false)\z"
 
 
@@ -42,7 +43,7 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
     if types.is_boolean(declared):
         return lambda texts: _matching(texts, _BOOL, "true or false").cast(declared)
     if types.is_decimal(declared):
-        return lambda texts: _matching(texts, _NUMBER, "a number").cast(declared)
+        return _decimals(declared)
     if types.is_binary(declared):
         return _binary
     if types.is_timestamp(declared) or types.is_date(declared):
@@ -83,6 +84,27 @@ def _where(fits: pa.BooleanArray, texts: pa.StringArray, expected: str) -> pa.St
 def _finite(numbers: pa.Array, texts: pa.StringArray) -> pa.Array:
     _where(pc.is_finite(numbers), texts, f"a number that fits {numbers.type}")
     return numbers
+
+
+def _decimals(declared: pa.Decimal128Type) -> BuildTexts:
+    """Let Arrow cast plain numbers of the right size: it is fast, but wraps around beyond 128 bits, and crashes for
+    large exponents.
+    """
+    whole, scale = declared.precision - declared.scale, declared.scale
+    digits = f"0*[0-9]{{1,{whole}}}" if whole else "0+"
+    fraction = rf"(?:\.[0-9]{{1,{scale}}}0{{0,{_MOST_DIGITS - declared.precision}}})?" if scale else ""
+    plain = rf"\A-?{digits}{fraction}\z"
+    fitting = fitting_decimal(declared)
+
+    def build(texts: pa.StringArray) -> pa.Array:
+        fits = pc.match_substring_regex(texts, plain)
+        if pc.all(fits).as_py() is not False:
+            return texts.cast(declared)
+        null = pa.scalar(None, pa.string())
+        others = _each(_matching(pc.if_else(fits, null, texts), _NUMBER, "a number"), fitting)
+        return pc.coalesce(pc.if_else(fits, texts, null).cast(declared), pa.array(others, declared))
+
+    return build
 
 
 def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:

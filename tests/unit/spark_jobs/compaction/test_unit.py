@@ -572,3 +572,15 @@ def test_values_of_drifted_columns_survive(archive: Archive) -> None:
         (2**40, {"x": 2, "y": ["t"]}, "more", None, b"{}"),
         (None, None, None, [("A", ["1", "2"]), ("B", [""])], b"\x00\xff"),
     ]
+
+
+def test_objects_with_and_without_nanoseconds_become_one(archive: Archive) -> None:
+    archive.write([1, 2], "a")
+    archive.write([2, 3], "a", columns={layout.NANOS: pa.array([7, 999], pa.int16())})
+    (outcome,) = compacted(Files(archive.url, {}), 1 << 20)
+    assert (outcome.duplicates, outcome.left) == (1, "")
+    (name,) = stored(archive)
+    table = pq.ParquetFile(archive.root / name.path).read()
+    nanos = dict(zip(table[layout.SEQ].to_pylist(), table[layout.NANOS].to_pylist(), strict=True))
+    assert table.schema.field(layout.NANOS).type == pa.int16()
+    assert (nanos[1], nanos[3]) == (None, 999)

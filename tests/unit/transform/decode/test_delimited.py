@@ -6,6 +6,7 @@ import csv
 import io
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import hypothesis.strategies as st
@@ -177,6 +178,36 @@ def test_text_is_read_as_its_declared_type_or_fails(declared: Declared, good: di
     sent = [*good, *bad]
     found = decode({"x": declared}, *(text.encode() for text in sent))
     assert found == [*({"x": value} for value in good.values()), *[None] * len(bad)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(str(2**128 + 1), f"-{2**127}", f"{2**128}.00", "9" * 5000, "-" + "9" * 40 + ".99", "1e-41", "0.5e-60"),
+        *("1e-10000000", "1e-99999999", "1e99999999", "1e-99999999999999999999", "9999999999.990" + "9" * 25),
+    ],
+)
+@pytest.mark.parametrize("declared", ["decimal(12, 2)", "decimal(38, 0)", "decimal(38, 38)"])
+def test_a_decimal_of_any_size_and_exponent_is_stored_as_it_is_or_fails_alone(text: str, declared: str) -> None:
+    found = decode({"x": Declared(declared)}, b"0", text.encode(), b"-0.00")
+    assert found == [{"x": 0}, None, {"x": 0}]
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(1, 0), (5, 2), (12, 2), (2, 2), (38, 0), (38, 10), (38, 38)])
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_decimal_has_the_value_of_its_text_if_no_digit_is_lost(
+    precision: int, scale: int, data: st.DataObject
+) -> None:
+    texts = data.draw(
+        st.lists(st.from_regex(r"\A-?0{0,3}[0-9]{1,40}(\.[0-9]{0,6}[09]{1,40})?(e-?[0-9]{1,2})?\Z"), max_size=8)
+    )
+    texts += [text[:precision] for text in texts if text[:precision].isdecimal()] + ["0"]
+    found = decode({"x": Declared(f"decimal({precision}, {scale})")}, *(text.encode() for text in texts))
+    for text, row in zip(texts, found, strict=True):
+        value = Decimal(text)
+        fits = Fraction(value) * 10**scale % 1 == 0 and abs(Fraction(value)) < 10 ** (precision - scale)
+        assert row == ({"x": value} if fits else None), text
 
 
 def test_nested_types_and_json_are_json_texts() -> None:
