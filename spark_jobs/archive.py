@@ -47,6 +47,7 @@ _ROWS_OF_A_SCAN = 100_000
 """Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
 _ATTEMPTS = 3
+_POSITION = "_nats_row, or 0"
 _TIME_TYPE = "spark.sql.timeType.enabled"
 
 
@@ -302,10 +303,14 @@ def _read(
         frames.append(reader.union(list(parts), parts))
     if shared:
         frame = reader.union(shared)
-        identity = [*layout.IDENTITY, *(name for name in (layout.ROW,) if name in frame.columns)]
+        identity = [*layout.IDENTITY]
         if dedupe == "auto":  # copies share key and bucket, and a filter on these can then pass the deduplication
             identity += table.partitions
-        frames.append(frame.dropDuplicates(identity))
+        if layout.ROW in frame.columns:  # a batch in which all messages have one row leaves the number out
+            numbered = frame.withColumn(_POSITION, sf.coalesce(layout.ROW, sf.lit(0)))
+            frames.append(numbered.dropDuplicates([*identity, _POSITION]).drop(_POSITION))
+        else:
+            frames.append(frame.dropDuplicates(identity))
     return reduce(DataFrame.union, frames)
 
 

@@ -29,7 +29,7 @@ _MICROSECONDS = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """Row identities as int64 arrays: sequence, timestamp in microseconds, position in the message (-1 for null)."""
+    """Row identities as int64 arrays: sequence, timestamp in microseconds, position in the message."""
 
     seqs: Any
     times: Any
@@ -38,9 +38,9 @@ class Identities:
     @classmethod
     def of(cls, table: pa.Table) -> Identities:
         """Return the identities of a table's rows. Raises ArrowException if a sequence or timestamp is null."""
-        rows = np.full(table.num_rows, -1, np.int64)
+        rows = np.zeros(table.num_rows, np.int64)
         if layout.ROW in table.schema.names:
-            rows = pc.fill_null(table[layout.ROW].cast(pa.int64()), -1).to_numpy()
+            rows = pc.fill_null(table[layout.ROW].cast(pa.int64()), 0).to_numpy()
         if table[layout.SEQ].null_count or table[layout.TIMESTAMP].null_count:
             raise pa.ArrowInvalid("a message has no sequence or no timestamp")
         times = table[layout.TIMESTAMP].cast(_MICROSECONDS).cast(pa.int64()).to_numpy()
