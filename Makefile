@@ -30,7 +30,7 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make docs    write the tables of docs/configuration.md from the model'
+	@echo 'make docs    write the tables of docs/configuration.md and docs/compatibility.md'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
 demo: $(FOR_DEMO) java

@@ -1,6 +1,6 @@
 """Whether the ten-millionth message costs what the first one did: one daemon, one stream, from start to end.
 
-    python -m benchmarks.growth [--messages 10000000] [--size 250] [--keys 4] [--raw]
+    python -m benchmarks.growth [--messages 10000000] [--size 250] [--keys 4] [--bundles 0] [--raw]
     python -m benchmarks.growth --objects 1000 10000 100000 [--deep]
 
 Asks the operating system for the process's CPU seconds whenever another million is acknowledged, and for its resident
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--size", type=int, default=250, help="payload bytes")
     parser.add_argument("--keys", type=int, default=4)
+    parser.add_argument("--bundles", type=int, default=0, help="block.bundles")
     parser.add_argument("--raw", action="store_true", help="do not decode")
     parser.add_argument("--objects", type=int, nargs="+", help="archives of so many objects in place of messages")
     parser.add_argument("--deep", action="store_true", help="with --objects: prove every byte, too")
@@ -93,7 +94,7 @@ def main() -> None:
         return
     every = min(1_000_000, max(1, options.messages // 10))
     scenario = Scenario(size=options.size, keys=options.keys, messages=options.messages)
-    sections: dict[str, Any] = {"source": {"stream": scenario.stream}}
+    sections: dict[str, Any] = {"source": {"stream": scenario.stream}, "block": {"bundles": options.bundles}}
     sections |= {"key": "{subject[1]}"} if options.raw else {"key": "{region}", "decode": JSON}
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
         asyncio.run(fill(server.url, scenario))
@@ -103,10 +104,13 @@ def main() -> None:
             steps = asyncio.run(watch(server.url, scenario.stream, command, options.messages, every))
             if command.wait() != 0:
                 raise SystemExit(command.log[-2000:])
-        rows = sum(name.rows for name in objects(root))
+        stored = objects(root)
+        rows = sum(name.rows for name in stored)
         if rows != options.messages:
             raise SystemExit(f"{rows:,} rows are stored")
-    print(f"{scenario}, {'raw' if options.raw else 'json'}; started with {steps[0].cpu:.2f} s of CPU")
+    layout = f"{options.bundles} bundles" if options.bundles else "keys"
+    start = f"started with {steps[0].cpu:.2f} s of CPU"
+    print(f"{scenario} in {layout}, {'raw' if options.raw else 'json'}; {start}, {len(stored):,} objects")
     for before, step in pairwise(steps):
         rate = (step.acked - before.acked) / (step.seconds - before.seconds)
         print(

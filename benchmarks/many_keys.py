@@ -47,13 +47,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=500_000)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=1000, help="payload bytes")
+    parser.add_argument("--bundles", type=int, default=0, help="block.bundles")
     parser.add_argument("--memory", default="256MiB", help="limits.memory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, NatsServer(Path(directory, "nats")) as server:
         root = Path(directory, "archive")
         asyncio.run(publish(server.url, messages(options.messages, options.keys, options.size)))
         limits = {"memory": options.memory}
-        with Command(Path(directory), settings(server.url, root, key="{subject[1]}", limits=limits)) as command:
+        sections = {"limits": limits, "block": {"bundles": options.bundles}}
+        with Command(Path(directory), settings(server.url, root, key="{subject[1]}", **sections)) as command:
             began = time.perf_counter()
             peak, cpu = watch(command.start("--until-caught-up"))
             seconds = time.perf_counter() - began

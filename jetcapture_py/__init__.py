@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from jetcapture_py.errors import PermanentStoreError as PermanentStoreError
     from jetcapture_py.errors import SourceError as SourceError
     from jetcapture_py.errors import StoreError as StoreError
+    from jetcapture_py.files import ArchivedFile as ArchivedFile
+    from jetcapture_py.files import list_files as list_files
+    from jetcapture_py.files import read_file as read_file
+    from jetcapture_py.files import save_file as save_file
     from jetcapture_py.store import Store as Store
     from jetcapture_py.transform.batch import BatchTooWideError as BatchTooWideError
     from jetcapture_py.transform.batch import Decoded as Decoded
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from jetcapture_py.transform.keys import KeyFunction as KeyFunction
 
 _MODULES = {
+    "ArchivedFile": "files",
     "BatchTooWideError": "transform.batch",
     "BlockReader": "archive.block_writer",
     "BlockWriter": "archive.block_writer",
@@ -55,10 +60,14 @@ _MODULES = {
     "StoreError": "errors",
     "StoredObject": "capture.announcing",
     "layout": "archive",
+    "list_files": "files",
     "load": "config.model",
+    "read_file": "files",
+    "save_file": "files",
 }
 
 __all__ = [
+    "ArchivedFile",
     "BatchTooWideError",
     "BlockReader",
     "BlockWriter",
@@ -80,7 +89,10 @@ __all__ = [
     "StoreError",
     "StoredObject",
     "layout",
+    "list_files",
     "load",
+    "read_file",
+    "save_file",
 ]
 
 

@@ -219,6 +219,42 @@ def objects(
     raise typer.Exit(run(settings, selection, as_json=as_json))
 
 
+_AsOf = Annotated[
+    str | None,
+    typer.Option("--as-of", metavar="TIME|REVISION", help=f"As it was then: {_WHEN}, or a revision; default: newest."),
+]
+
+
+@app.command()
+def files(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    as_of: _AsOf = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per file.")] = False,
+) -> None:
+    """List the files of an archived object store."""
+    from jetcapture_py.config.model import load
+    from jetcapture_py.manage.files import moment, run_list
+
+    raise typer.Exit(run_list(load(config), as_of=moment(as_of), as_json=as_json))
+
+
+@app.command()
+def get(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name in the object store.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Target; -: standard output. Default: its name."),
+    ] = None,
+    as_of: _AsOf = None,
+) -> None:
+    """Write a file of an archived object store, checked against its SHA-256."""
+    from jetcapture_py.config.model import load
+    from jetcapture_py.manage.files import moment, run_get
+
+    raise typer.Exit(run_get(load(config), name, output, as_of=moment(as_of)))
+
+
 @app.command()
 def tap(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
@@ -284,8 +320,12 @@ JOBS = {
     "query": "SQL over an archive: to the terminal, CSV, JSON, Parquet, or NATS.",
     "compact": "Merge the small and overlapping objects of closed buckets.",
     "replay": "Publish archived messages, or the rows of a query, to JetStream.",
+    "restore": "Create a stream from its archive, exactly as it was.",
     "report": "Write one HTML page about an archive.",
 }
+
+
+_ALSO_NEEDED = {"report": ("jinja2",), "restore": ("cramjam",)}
 
 
 def _job(name: str, description: str) -> None:
@@ -300,7 +340,7 @@ def _job(name: str, description: str) -> None:
     def run_job(context: typer.Context) -> None:
         from importlib import util
 
-        needed = ("pyspark", "pandas", "jinja2") if name == "report" else ("pyspark", "pandas")
+        needed = ("pyspark", "pandas", *_ALSO_NEEDED.get(name, ()))
         missing = next((package for package in needed if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any, Literal
 
@@ -20,15 +20,20 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.config.buckets import PREFIXES
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
+from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
-from spark_jobs.reading.objects import Archive, Listing
+from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
+from spark_jobs.reading.place import Place
 from spark_jobs.reading.scan import Scans
 
 Dedupe = Literal["auto", "full", "none"]
@@ -72,9 +77,10 @@ def read_archive(
     `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
     name whether it is; what identifies a message may then be there, too.
 
-    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket; `full`
-    compares all messages that are read, for archives whose key rule, `block.interval` or decoding changed while copies
-    were in flight, and returns any one of the copies; `none` returns what is stored.
+    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket, in one
+    bundle and bucket, or in a bucket with several layouts; `full` compares all messages that are read, for archives
+    whose key rule, `block.interval` or decoding changed while copies were in flight, and returns any one of the copies;
+    `none` returns what is stored.
 
     Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
     is an error, unless `parquet_only` leaves them out.
@@ -92,7 +98,7 @@ def read_archive(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
-    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end)
+    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end, keys=part.keys)
     archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
     needed = _with_time(columns) if part.by_event else columns
@@ -134,6 +140,60 @@ def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = 
     return frame
 
 
+def read_bucket(
+    spark: SparkSession,
+    url: str,
+    bucket: str,
+    *,
+    as_of: Moment | int | None = None,
+    history: bool = False,
+    max_age: str | float | timedelta | None = None,
+    max_msgs_per_subject: int | None = None,
+    columns: Sequence[str] | None = None,
+    dedupe: Dedupe = "auto",
+    parquet_only: bool = False,
+    options: Mapping[str, Any] | None = None,
+    engine: Engine = "spark",
+) -> DataFrame:
+    """Return the KV bucket `bucket` at a moment: the entry of each key that clients could get then.
+
+    `as_of` is a time as for `read_archive`, inclusive, or a revision: the moment at which it was stored. By default it
+    is now, with what the archive has by now. Keys that were deleted, purged or expired by then are not there, whether
+    or not the archive has a marker for it. `history` returns all entries up to that moment instead, deletions and
+    expired ones among them: more than the bucket itself keeps.
+
+    Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
+    envelope, whose `_nats_payload` is the value, and the decoded columns. Values that could not be decoded have nulls
+    there. `columns` names the columns wanted.
+
+    TTLs and limits are the bucket's own, as the capture has recorded them; `max_age` (a duration, 0 for no limit) and
+    `max_msgs_per_subject` replace them. If the bucket was deleted and created again, a revision is one of the newest
+    bucket. The other arguments are those of `read_archive`.
+    """
+    kv.check_name(bucket)
+    stream, moment = f"{PREFIXES['bucket']}{bucket}", kv.moment_of(as_of)
+    until = moment if isinstance(moment, datetime) else None
+    known = kv.incarnations(Place.open(url, options or {}), stream, max_age, max_msgs_per_subject)
+    read: dict[str, Any] = {
+        "end": None if until is None else until + timedelta(microseconds=1),
+        "columns": None if columns is None else {*kv.NEEDED, *columns}.__contains__,
+        "dedupe": dedupe,
+        "parquet_only": parquet_only,
+        "options": options,
+        "engine": engine,
+    }
+    good = read_archive(spark, url, stream, **read)
+    bad = read_archive(spark, url, stream, quarantine=True, **read)
+    life, found = kv.current(kv.entries(good, bad), known, until)
+    time = microseconds_of(datetime.now(UTC) if until is None else until)
+    if isinstance(moment, int):
+        time = kv.time_of(found, moment) or time
+        found = found.where(sf.col(layout.SEQ) <= moment)
+    found = kv.described(found, life.limits)
+    found = kv.whole_history(found) if history else kv.at(found, life.limits, time)
+    return found if columns is None else found.select(*(_column(found, name) for name in columns))
+
+
 def _plain_name(stream: str) -> str:
     """Return a name that SQL accepts without backticks."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", stream)
@@ -147,16 +207,17 @@ def _plan(
     listing = archive.listing(part.keys)
     if not parquet_only:
         _refuse_others(archive, listing, part)
-    chosen = _chosen(archive, listing, part)
+    chosen, facts = _chosen(archive, listing, part)
     if chosen:
-        return _read(archive, listing, chosen, columns, dedupe)
+        return _read(archive, listing, facts, chosen, columns, dedupe, part.keys)
     if not listing.objects:
         listing = archive.listing()
     if not listing.objects:
         _refuse_others(archive, listing, Part(None, None, None))
         return archive.nothing()
     last = max(listing.objects, key=lambda name: name.bucket)  # no rows, with the columns that the last object has
-    return _read(archive, listing, [last], columns, "none").where(sf.expr("false"))
+    facts = archive.facts([last], listing)
+    return _read(archive, listing, facts, [last], columns, "none").where(sf.expr("false"))
 
 
 def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
@@ -170,19 +231,27 @@ def _refuse_others(archive: Archive, listing: Listing, part: Part) -> None:
         raise JetcaptureError(f"{archive.url} has {many}, and only Parquet can be read{hint}")
 
 
-def _chosen(archive: Archive, listing: Listing, part: Part) -> list[ObjectName]:
-    """Return the objects that may hold messages of the part: by their buckets, or else by their footers."""
+def _chosen(archive: Archive, listing: Listing, part: Part) -> tuple[list[ObjectName], ObjectFacts]:
+    """Return the objects that may hold messages of the part, and what their footers say: by their names, and by their
+    footers where the names do not say it, which is the time of event-time buckets and the number of bundles."""
     found = [name for name in listing.objects if _reaches(name, part.event_start, part.event_end)]
-    if part.start is None and part.end is None:
-        return found
-    chosen = [name for name in found if not name.event_time and _reaches(name, part.start, part.end)]
-    others = [name for name in found if name.event_time]
-    for name, times in zip(others, archive.timestamps(others, listing), strict=True):
-        if times is None or (
-            (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
-        ):
-            chosen.append(name)
-    return chosen
+    found = [name for name in found if name.event_time or _reaches(name, part.start, part.end)]
+    timed = part.start is not None or part.end is not None
+    facts = archive.facts(found, listing, timed=timed)
+    if timed:
+        found = [name for name in found if _overlaps(facts.times.get(name), part)]
+    if part.keys is not None:
+        keys = part.keys
+        bundles = {number: {bundle_of(key, number) for key in keys} for number in set(facts.bundles.values())}
+        found = [name for name in found if name not in facts.bundles or name.bundle in bundles[facts.bundles[name]]]
+    return found, facts
+
+
+def _overlaps(times: tuple[datetime, datetime] | None, part: Part) -> bool:
+    """Whether an object with messages of these times, None if unknown, may hold some of the part."""
+    if times is None:
+        return True
+    return (part.start is None or times[1] >= part.start) and (part.end is None or times[0] < part.end)
 
 
 def _reaches(name: ObjectName, start: datetime | None, end: datetime | None) -> bool:
@@ -199,27 +268,33 @@ def _column(frame: DataFrame, name: str) -> Column:
 
 
 def _read(
-    archive: Archive, listing: Listing, names: Sequence[ObjectName], columns: Columns | None, dedupe: Dedupe
+    archive: Archive,
+    listing: Listing,
+    facts: ObjectFacts,
+    names: Sequence[ObjectName],
+    columns: Columns | None,
+    dedupe: Dedupe,
+    keys: Sequence[str | None] | None = None,
 ) -> DataFrame:
-    """Return the objects as one table, deduplicated."""
+    """Return the objects, and of those in bundles the rows of `keys`, as one table, deduplicated."""
     if dedupe == "auto":
-        whole, shared = layout.split_overlapping(names)
+        whole, shared = layout.split_overlapping(names, facts.bundles)
     else:
         whole, shared = ([], list(names)) if dedupe == "full" else (list(names), [])
     sensitive = archive.spark.conf.get("spark.sql.caseSensitive") == "true"
-    schemas, numbers = archive.schemas(names, listing)
-    table = Table(schemas, archive.quarantine, columns, sensitive)
+    used = {schema: at for at, schema in enumerate(dict.fromkeys(facts.schema_of[name] for name in names))}
+    table = Table([facts.schemas[schema] for schema in used], archive.quarantine, columns, sensitive)
     if table.times and archive.spark.conf.get(_TIME_TYPE, "false") != "true":
         raise JetcaptureError(
             f"column {table.times[0]} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
         )
     parts: dict[ObjectName, list[Range]] = {}
     if dedupe == "auto" and shared and not table.several_rows:
-        resolved = resolve(shared, archive.identities)
+        resolved = resolve(shared, archive.identities, facts.bundles)
         if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
             whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
     scans = Scans(archive.spark, archive.place, archive.directory, listing, [*whole, *parts, *shared])
-    reader = _Reader(archive, scans, table, dict(zip(names, numbers, strict=True)))
+    reader = _Reader(archive, scans, table, {name: used[facts.schema_of[name]] for name in names}, keys)
     frames = []
     if whole:
         frames.append(reader.union(whole))
@@ -242,9 +317,19 @@ class _Reader:
     scans: Scans
     table: Table
     schema_of: Mapping[ObjectName, int]
+    keys: Sequence[str | None] | None
 
     def union(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None = None) -> DataFrame:
-        """The objects, or these parts of them: natively, as long as few ways to read them are enough for all."""
+        """The objects, or these parts of them."""
+        under_keys = [name for name in names if not name.bundle]
+        frames = [self._alike(under_keys, parts)] if under_keys else []
+        if len(under_keys) < len(names):
+            frame = self._alike([name for name in names if name.bundle], parts)
+            frames.append(frame if self.keys is None else frame.where(_has_key(self.keys)))
+        return reduce(DataFrame.union, frames)
+
+    def _alike(self, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None) -> DataFrame:
+        """Objects of one layout: natively, as long as few ways to read them are enough for all."""
         alike: dict[int, list[ObjectName]] = defaultdict(list)
         for name in names:
             alike[self.schema_of[name]].append(name)
@@ -268,9 +353,16 @@ class _Reader:
         self, reads: Reads, names: Sequence[ObjectName], parts: Mapping[ObjectName, list[Range]] | None
     ) -> DataFrame:
         chosen = None if parts is None else {name: parts[name] for name in names}
-        frame = self.scans.frame(names, self.table.read_schema(reads), chosen)
-        columns = self.table.select(reads)
+        bundles = bool(names[0].bundle)
+        frame = self.scans.frame(names, self.table.read_schema(reads, bundles=bundles), chosen)
+        columns = self.table.select(reads, bundles=bundles)
         return frame.select(*columns) if columns else frame
+
+
+def _has_key(keys: Sequence[str | None]) -> Column:
+    """A condition on the column of keys, by which Spark skips row groups and pages."""
+    found = sf.col(layout.KEY).isin([key for key in keys if key is not None])
+    return found | sf.col(layout.KEY).isNull() if None in keys else found
 
 
 def divide(

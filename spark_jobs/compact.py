@@ -15,6 +15,9 @@ of `layout` counts it once:
 - Two compactions at once, even with different targets, may each consider the other's objects redundant. They cannot
   both remove them, because an object is only replaced by objects with more rows (see `compaction.plan`).
 
+With `bundles`, all objects move to that number of bundles: from directories of keys, and from bundles whose number is
+a multiple of it. So messages never move back, and an object may give way to one with fewer rows only on this way.
+
 Large objects without overlap are left unchanged, so a second run does nothing.
 """
 
@@ -38,12 +41,13 @@ from pyspark.sql import SparkSession
 from typer import Option
 
 from jetcapture_py.archive import layout, watermark
+from jetcapture_py.config.block import MOST_BUNDLES
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.plan import TARGET_SIZE, Source, units
+from spark_jobs.compaction.plan import TARGET_SIZE, Source, moves, units
 from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from spark_jobs.job import guarded, session
@@ -70,6 +74,7 @@ def compact(
     older_than: float = OLDER_THAN,
     grace: float = GRACE,
     incomplete: bool = False,
+    bundles: int = 0,
     dry_run: bool = False,
     options: Mapping[str, Any] | None = None,
     tell: Callable[[str], object] = lambda _: None,
@@ -77,9 +82,12 @@ def compact(
     """Compact the archive of `stream` under `url`, or its quarantine, to objects of about `target_size` bytes.
 
     Only buckets that ended more than `older_than` seconds ago and start in [`start`, `end`), and only these `keys`
-    (None: messages without a key). If the archive has a watermark, only buckets that are complete by it, unless
-    `incomplete`. Sources are removed `grace` seconds after the last object that replaces them was written; this
-    function waits for that once. `tell` gets progress messages.
+    (None: messages without a key), which excludes objects in bundles. If the archive has a watermark, only buckets that
+    are complete by it, unless `incomplete`. Sources are removed `grace` seconds after the last object that replaces
+    them was written; this function waits for that once. `tell` gets progress messages.
+
+    `bundles` moves all objects to this number of bundles, as a capture with the same `block.bundles` stores them; 0
+    leaves each in its layout. Objects in bundles whose number is not a multiple of it are left alone.
 
     `options` go to fsspec, here and on the executors. Raises JetcaptureError if the archive cannot be listed; failures
     of single groups are in the summary's errors.
@@ -88,6 +96,10 @@ def compact(
         raise JetcaptureError("the target size must be above 0")
     if quarantine and keys is not None:
         raise JetcaptureError("the quarantine is not divided by key")
+    if bundles and (quarantine or keys is not None):
+        raise JetcaptureError("bundles cannot be combined with keys or quarantine")
+    if not 0 <= bundles <= MOST_BUNDLES:
+        raise JetcaptureError(f"bundles: expected 1 to {MOST_BUNDLES}, got {bundles}")
     part = Part.of(start, end, keys)
     files = Files(url, options or {})
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
@@ -106,7 +118,7 @@ def compact(
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
         tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
-    spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run)
+    spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run, bundles=bundles)
     outcomes = list(_run(spark, url, options or {}, spec, chosen))
     removed: frozenset[str] = frozenset()
     errors: list[str] = []
@@ -123,10 +135,11 @@ def _run(
     spark: SparkSession, url: str, options: Mapping[str, Any], spec: CompactionSpec, chosen: Sequence[Source]
 ) -> Iterator[Outcome]:
     """Compact every unit that needs it, on the executors."""
-    work = [
-        json.dumps([(source.name.path, source.size) for source in unit.sources])
-        for unit in units((source for source in chosen if source.name.bucket < spec.closed), spec.target)
-    ]
+    closed = [source for source in chosen if source.name.bucket < spec.closed]
+    found: Iterable[Sequence[Source]] = (unit.sources for unit in units(closed, spec.target))
+    if spec.bundles:
+        found = moves(closed, spec.bundles, spec.target)
+    work = [json.dumps([(source.name.path, source.size) for source in sources]) for sources in found]
     if not work:
         return
     frame = spark.createDataFrame([(each,) for each in work], "unit string").repartition(min(len(work), _TASKS))
@@ -190,6 +203,9 @@ class CompactCommand(PartArguments):
     incomplete: Annotated[
         bool, Option("--incomplete", help="Also compact buckets that are not complete by the archive's watermark.")
     ] = False
+    bundles: Annotated[
+        int, Option(metavar="N", help="Move all objects to N bundles, as with block.bundles. [default: leave them]")
+    ] = 0
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done without doing it.")] = False
     json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False
 
@@ -212,6 +228,7 @@ def _job(chosen: CompactCommand) -> None:
         older_than=chosen.older_than,
         grace=chosen.grace,
         incomplete=chosen.incomplete,
+        bundles=chosen.bundles,
         dry_run=chosen.dry_run,
         options=chosen.options,
         tell=lambda line: sys.stderr.write(f"compact: {line}\n"),

@@ -17,7 +17,7 @@ from jetcapture_py.text import one_line
 
 PIECE = 4 << 20
 """Bytes of columns to convert to text at once."""
-_MOST_ROWS = 1 << 16
+_FIRST_ROWS, _MOST_ROWS = 64, 1 << 16
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # with gzip's header, in which zlib leaves the time at 0
 
@@ -40,7 +40,7 @@ class BlockWriter(Protocol):
         ...
 
     def write(self, table: pa.Table) -> bytes | pa.Buffer:
-        """Return the object: at least one row, sorted by `_nats_seq`, each message once."""
+        """Return the object: at least one row, each message once, sorted by `_nats_seq`; in bundles, by `key` first."""
         ...
 
 
@@ -74,11 +74,16 @@ class TextWriter:
         with _compressed(out, self.compression) as sink:
             if self.kind == "csv":
                 sink.write(csv_header(schema.names))
+            rows = _FIRST_ROWS  # text can be much larger than its columns, because it repeats their names
             for piece in pieces:
-                rows = max(1, min(_MOST_ROWS, piece.num_rows * PIECE // max(1, piece.nbytes)))
-                for start in range(0, piece.num_rows, rows):
-                    for batch in piece.slice(start, rows).combine_chunks().to_batches():
-                        sink.write(lines(batch))
+                most = max(1, min(_MOST_ROWS, piece.num_rows * PIECE // max(1, piece.nbytes)))
+                start = 0
+                while start < piece.num_rows:
+                    for batch in piece.slice(start, min(rows, most)).combine_chunks().to_batches():
+                        text = lines(batch)
+                        sink.write(text)
+                        start += len(batch)
+                        rows = max(1, min(4 * rows, len(batch) * PIECE // len(text)))
 
 
 class _Gzip:

@@ -1,4 +1,4 @@
-"""How the columns of an object are written: a function of its rows alone, so that the same rows make the same bytes."""
+"""Choose how the columns of an object are encoded, from its rows alone, so that the same rows give the same bytes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import with_keys
 
 _SAMPLE, _SHARE = 512, 16
-"""A column's first rows show whether it repeats itself: so many of them, or this part of all if that is more."""
+"""Rows to sample for repeated values: the first 512, or a sixteenth of all if that is more."""
 _FEW_ROWS, _FEW_BYTES = 64, 512
-"""Rows below which no dictionary pays, and bytes below which compressing a column does not."""
+"""Below this many rows a dictionary does not pay off, and below this many bytes compression does not."""
 _TASTE, _SHRINKS = 16 << 10, 3
-"""Bytes of a text, or of payloads, that show how well it compresses, and how much less it must become for `_LEVEL`."""
+"""Bytes of text or payloads to sample, and the factor by which they must shrink for `_LEVEL` to be used."""
 _LEVEL = 3
-"""Of zstd, for what repeats itself at length: so much is found that there is less to do, for 10 KB of JSON with text
-23 µs and 1.5 KB, against 28 µs and 2.1 KB with level 1. What does not shrink takes twice the time for nothing."""
+"""zstd level for data with long repetitions, where a higher level is faster: 10 KB of JSON with text take 23 µs and
+1.5 KB, against 28 µs and 2.1 KB with level 1. Other data would take twice the time for nothing."""
+_DICTIONARY_BYTES = 8 << 20
+"""Maximum size of a dictionary. With Arrow's 1 MiB, 200 repeated texts of 10 KB are written as often as they occur."""
 _NARROW = 1 << 32
-"""Differences of numbers within this range are kept, in place of the numbers: they take fewer bits."""
+"""Numbers whose differences are within this range are delta-encoded, which takes fewer bits."""
 
 _DICTIONARY, _DELTA, _PLAIN, _DENSE = "dictionary", "DELTA_BINARY_PACKED", "plain", "plain, and compressed more"
 _OPAQUE = (layout.PAYLOAD, layout.RAW_HEADERS)
@@ -30,11 +34,14 @@ _KNOWN = {
     layout.STREAM: _DICTIONARY,
     layout.SEQ: _DELTA,
     layout.TIMESTAMP: _DELTA,
+    layout.KEY: _DICTIONARY,
 }
+_PAGE_ROWS = 4096
+"""Rows of a page in objects that are sorted by key, so that readers with a page index can skip most of a row group."""
 
 
 def settings(table: pa.Table, compression: str) -> dict[str, Any]:
-    """What `ParquetWriter` is to be told for `table`."""
+    """Return the arguments of `ParquetWriter` for `table`."""
     schema, columns = table.schema, table.columns
     encodings: tuple[str, ...] | None = None
     if table.num_rows >= _FEW_ROWS:
@@ -42,18 +49,28 @@ def settings(table: pa.Table, compression: str) -> dict[str, Any]:
     small: tuple[bool, ...] = (False,) * (len(columns) - 1)
     if table.num_rows < _FEW_BYTES:
         small = tuple(_is_small(column) for column in columns[1:])
-    return _settings(schema, compression, encodings, (False, *small))  # the first column's says what was wanted
+    # the first column's says what was wanted
+    return _settings(schema, compression, encodings, (False, *small)) | _sorted_by_key(schema)
+
+
+def _sorted_by_key(schema: pa.Schema) -> dict[str, Any]:
+    """Return the arguments of `ParquetWriter` for rows sorted by key: their order, and an index of pages."""
+    if not with_keys(schema):
+        return {}
+    ascending = [(layout.KEY, "ascending"), (layout.SEQ, "ascending")]
+    order = pq.SortingColumn.from_ordering(schema, ascending, null_placement="at_start")
+    return {"sorting_columns": order, "write_page_index": True, "max_rows_per_page": _PAGE_ROWS}
 
 
 def _is_small(column: pa.ChunkedArray) -> bool:
-    """Whether compressing a column is not worth it; to ask for its size takes longer than to see that it is fixed."""
+    """Return True if a column is too small to compress. The check for a fixed width is faster than `nbytes`."""
     kind = column.type
     fixed = kind.num_buffers == 2 and not kind.num_fields  # a bitmap and values
     return (fixed and len(column) < _FEW_ROWS) or bool(column.nbytes < _FEW_BYTES)
 
 
 def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
-    """How a column is written: where it does not repeat itself, a dictionary only costs, and often most of all."""
+    """Choose a column's encoding. A dictionary of values that do not repeat can cost more than everything else."""
     if field.name in _OPAQUE:
         return _DENSE if _shrinks(column) else _PLAIN
     if field.name in _KNOWN:
@@ -70,7 +87,7 @@ def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
 
 
 def _shrinks(texts: pa.ChunkedArray) -> bool:
-    """Whether a text's first bytes compress well."""
+    """Return True if the first bytes compress well."""
     taste = bytearray()
     for text in texts.slice(0, _FEW_ROWS):
         if text.is_valid:
@@ -107,13 +124,14 @@ def _settings(
         }
         or None,
         "write_statistics": [leaf for column, paths, _, _ in columns if column.name not in _OPAQUE for leaf in paths],
+        "dictionary_pagesize_limit": _DICTIONARY_BYTES,
         "write_page_checksum": True,
         "store_schema": False,
     }
 
 
 def _leaves(column: pa.Field, path: str = "") -> Iterator[str]:
-    """The Parquet paths of the column's leaves, as the format's LogicalTypes spell lists and maps."""
+    """Return the Parquet paths of the column's leaves; lists and maps as in the format's LogicalTypes."""
     path += column.name
     kind = column.type
     if pa.types.is_map(kind):

@@ -1,6 +1,7 @@
-"""Names of the archive, format 1: the only place that knows its paths, columns and metadata keys.
+"""Paths, columns and metadata keys of archive format 1. No other module knows them.
 
     {stream}/key={key}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
+    {stream}/bundle=NN/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
     _quarantine/{stream}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
 
 A bucket ends in Z, or in E where it is made of a time of the message's own (`block.time`) and says nothing about the
@@ -8,14 +9,16 @@ stream's timestamps.
 
 Key and bucket are functions of the message, so every copy of a message lies under one (key, bucket); objects of one
 (key, bucket) whose sequence ranges are disjoint cannot share a message. That is what lets a reader dedupe from names
-alone. This module imports nothing but the standard library, so that Spark jobs can.
+alone. With `block.bundles`, the same holds for (bundle, bucket), since the bundle is a function of the key. If a bucket
+has objects under keys and in bundles, or in bundles of different numbers (`jetcapture.bundles` in the footer), all of
+them may share messages. This module imports nothing but the standard library, so that Spark jobs can.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -23,7 +26,7 @@ from functools import lru_cache
 FORMAT = "1"
 SUFFIX = ".parquet"
 COMPRESSED = {"none": "", "gzip": ".gz", "zstd": ".zst"}
-"""How names of text objects end after their format."""
+"""Suffixes of compressed text objects, after that of the format."""
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("ndjson", "csv") for end in COMPRESSED.values())
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 QUARANTINE = "_quarantine"
@@ -31,55 +34,64 @@ MARKER = ".jetcapture=archive"
 """In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
 URL the keys' roots lie beside it."""
 LONGEST_INTERVAL = timedelta(days=1)
-"""A name gives the bucket's start only: an object may reach this far beyond it."""
+"""Names give only the start of a bucket: an object's messages may be this much later."""
 MAX_KEY_BYTES = 240
-"""Longest escaped key in bytes: `key=` and the key make one directory name, and file systems allow 255 bytes."""
+"""Maximum length of an escaped key in bytes: `key=` and the key are one directory name, limited to 255 bytes."""
 
 STREAM = "_nats_stream"
 SUBJECT = "_nats_subject"
 SEQ = "_nats_seq"
 TIMESTAMP = "_nats_timestamp"
+NANOS = "_nats_nanos"
 DELIVERED = "_nats_delivered"
 HEADERS = "_nats_headers"
 PAYLOAD = "_nats_payload"
 ROW = "_nats_row"
 TIME = "_nats_time"
-ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, DELIVERED, HEADERS, PAYLOAD)
+ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, NANOS, DELIVERED, HEADERS, PAYLOAD)
 OPTIONAL = (ROW, TIME)
-"""Columns of the envelope that only some objects have."""
+"""Envelope columns that only some objects have."""
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
-"""What makes a message one message. With the timestamp, because a recreated stream starts its sequences again."""
+"""The columns that identify a message. The timestamp is needed because a recreated stream reuses sequences."""
 STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
-PARTITIONS = ("key", "date", "hour")
+KEY = "key"
+"""Column of the message's key in objects of bundles; in others, the key is in the path."""
+BUNDLE = "bundle"
+PARTITIONS = (KEY, "date", "hour")
+RESERVED = (*PARTITIONS, BUNDLE)
+"""Names that decoded columns cannot have, because readers find them in paths."""
 STREAM_TIME = "timestamp"
-"""The `block.time` of buckets that are made of the stream's timestamps."""
+"""The `block.time` for buckets by the stream's timestamps."""
 
 METADATA_PREFIX = "jetcapture."
+BUNDLES = "bundles"
+"""Entry of the footer with the number of bundles."""
 CHECKSUM, FOOTER_CHECKSUM = "checksum", "footer_checksum"
 CHECKSUM_DIGITS = 16
 
 _UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_BUNDLE = re.compile(r"bundle=(\d{1,9})")
 _NAME = re.compile(r"(\d{8}T\d{6})([ZE])-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})(\.[a-z0-9.]+)")
 _OWN_SUFFIX = re.compile(r"\.(?!(?:parquet|ndjson|csv|tmp)\b)[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?")
 
 
 def is_own_suffix(suffix: str) -> bool:
-    """Whether names of objects in a user's own format may end so."""
+    """Return True if names of objects in a custom format may have this suffix."""
     return _OWN_SUFFIX.fullmatch(suffix) is not None
 
 
 def field_name(name: str) -> str:
-    """The column name of a decoded field: `key`, `date`, `hour` and `_nats_…` get `_` appended, in any case.
+    """Return the column name of a decoded field: `RESERVED` names and `_nats_…` get `_` appended, case-insensitive.
 
     Case does not count because Spark compares column names without it.
     """
     folded = name.lower()
-    return f"{name}_" if folded in PARTITIONS or folded.startswith("_nats_") or not name else name
+    return f"{name}_" if folded in RESERVED or folded.startswith("_nats_") or not name else name
 
 
 def escape_key(key: str | None) -> str:
-    """The key as a Hive partition value: special ASCII characters as %XX, null and "" as the default partition.
+    """Return the key as a Hive partition value: special ASCII characters as %XX, null and "" as the default partition.
 
     Non-ASCII characters stay as they are, because Spark unescapes one character, not one UTF-8 byte, per %XX.
     """
@@ -91,14 +103,14 @@ def escape_key(key: str | None) -> str:
 
 
 def unescape_key(value: str) -> str | None:
-    """The key that `escape_key` made `value` of; null for the default partition."""
+    """Reverse `escape_key`; return None for the default partition."""
     if value == DEFAULT_PARTITION:
         return None
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)), value)
 
 
 def digest(seqs: bytes, timestamps: bytes) -> str:
-    """16 hex digits that name the exact set of messages in a block.
+    """Return 16 hex digits that identify the exact set of messages in a block.
 
     `seqs` and `timestamps` are the little-endian int64 bytes of the sequences and of the timestamps in microseconds,
     sorted by (sequence, timestamp), each message once.
@@ -109,7 +121,7 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
 
 
 def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str:
-    """16 hex digits over bytes given in pieces, in which the 16 characters from each of `places` on are zeros ("0").
+    """Return 16 hex digits over bytes given in pieces, with the 16 characters at each of `places` taken as "0".
 
     There the digits themselves are written, once they are known.
     """
@@ -129,7 +141,7 @@ def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str
 
 
 def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
-    """Where in a Parquet footer the entry's digits stand, as far as bytes tell: a key may hold anything.
+    """Return the possible offsets of an entry's digits in a Parquet footer; a key may contain the same bytes.
 
     With `digits`, only where it is these, and nothing that could not know them holds them too.
     """
@@ -142,24 +154,33 @@ def checksum_places(footer: bytes, entry: str, digits: str = "") -> list[int]:
 
 
 def schema_id(columns: Iterable[str]) -> str:
-    """16 hex digits that name a schema; `columns` are its `name:type` texts in order."""
+    """Return 16 hex digits that identify a schema; `columns` are its `name:type` texts in order."""
     return hashlib.blake2b("\n".join(columns).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockId:
-    """The key and bucket that all messages of a block share; `bucket` is the interval's start in Unix seconds."""
+    """The key, or the bundle, and the bucket that all messages of a block share.
+
+    `bundle` is as in the directory's name, "" without bundles; `bucket` is the interval's start in Unix seconds.
+    """
 
     key: str | None
     bucket: int
     quarantine: bool = False
+    bundle: str = ""
+
+
+Group = tuple[str, bool, int, str, str | None]
+"""Stream, whether it is the quarantine, bucket, bundle and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectName:
-    """What an object's path says of it.
+    """The facts in an object's path.
 
-    `key` is None for messages without a key and in the quarantine; `bucket` is the start of the interval, in seconds
+    `key` is None for messages without a key, in the quarantine and in bundles; `bundle` is the bundle's number as in
+    the directory's name, "" for objects that are not in bundles. `bucket` is the start of the interval, in seconds
     since the epoch, UTC, and with `event_time` not made of the stream's timestamps; `first_seq` and `last_seq` are
     inclusive stream sequences; `rows` counts rows. `suffix` says the format.
     """
@@ -174,16 +195,22 @@ class ObjectName:
     quarantine: bool = False
     event_time: bool = False
     suffix: str = SUFFIX
+    bundle: str = ""
 
     @property
     def directory(self) -> str:
-        """The path of the object's directory, relative to the archive's root."""
-        head = f"{QUARANTINE}/{self.stream}" if self.quarantine else f"{self.stream}/key={escape_key(self.key)}"
+        """Path of the object's directory, relative to the archive's root."""
+        if self.quarantine:
+            head = f"{QUARANTINE}/{self.stream}"
+        elif self.bundle:
+            head = f"{self.stream}/{BUNDLE}={self.bundle}"
+        else:
+            head = f"{self.stream}/{KEY}={escape_key(self.key)}"
         return f"{head}/{_bucket_names(self.bucket)[0]}"
 
     @property
     def path(self) -> str:
-        """The object's path, relative to the archive's root."""
+        """Path of the object, relative to the archive's root."""
         start = _bucket_names(self.bucket)[1]
         start = f"{start[:-1]}E" if self.event_time else start
         name = f"{start}-{self.first_seq:020}-{self.last_seq:020}-{self.rows}-{self.digest}{self.suffix}"
@@ -191,24 +218,24 @@ class ObjectName:
 
     @property
     def parquet(self) -> bool:
-        """Whether it is in Parquet."""
+        """Whether it is a Parquet file."""
         return self.suffix == SUFFIX
 
     @property
-    def group(self) -> tuple[str, bool, str | None, int]:
-        """All copies of a message lie in objects of the same group."""
-        return self.stream, self.quarantine, self.key, self.bucket
+    def group(self) -> Group:
+        """All copies of a message lie in objects of the same group, unless its bucket has several layouts: `groups`."""
+        return self.stream, self.quarantine, self.bucket, self.bundle, self.key
 
 
 @lru_cache(maxsize=4096)  # objects are many, buckets are few, and formatting a time takes longer than all the rest
 def _bucket_names(bucket: int) -> tuple[str, str]:
-    """A bucket's directories, and how it begins the names of its objects."""
+    """Return a bucket's directories, and the start of its objects' names."""
     at = datetime.fromtimestamp(bucket, UTC)
     return f"date={at:%Y-%m-%d}/hour={at:%H}", f"{at:%Y%m%dT%H%M%SZ}"
 
 
 def bucket_text(bucket: int) -> str:
-    """A bucket as objects' names spell it: `YYYYMMDDTHHMMSSZ`."""
+    """Return a bucket as in objects' names: `YYYYMMDDTHHMMSSZ`."""
     return _bucket_names(bucket)[1]
 
 
@@ -221,21 +248,23 @@ def _parse_bucket(text: str) -> int | None:
 
 
 def parse_path(path: str) -> ObjectName | None:
-    """What `path` (relative to the archive's root) says, or None when the archive's rules did not make it."""
+    """Parse a path relative to the archive's root; return None if it is not that of an object."""
     parts = path.split("/")
     quarantine = parts[0] == QUARANTINE
     parts = parts[1:] if quarantine else parts
     if len(parts) != (4 if quarantine else 5):
         return None
     match = _NAME.fullmatch(parts[-1])
-    if match is None or not (quarantine or parts[1].startswith("key=")):
+    bundle = None if quarantine else _BUNDLE.fullmatch(parts[1])
+    if match is None or not (quarantine or bundle or parts[1].startswith("key=")):
         return None
     bucket, suffix = _parse_bucket(match.group(1)), match.group(7)
     if bucket is None or not (suffix == SUFFIX or (not quarantine and _is_other(suffix))):
         return None
     name = ObjectName(
         stream=parts[0],
-        key=None if quarantine else unescape_key(parts[1].removeprefix("key=")),
+        key=None if quarantine or bundle else unescape_key(parts[1].removeprefix("key=")),
+        bundle=bundle[1] if bundle else "",
         bucket=bucket,
         first_seq=int(match.group(3)),
         last_seq=int(match.group(4)),
@@ -252,27 +281,70 @@ def _is_other(suffix: str) -> bool:
     return suffix in TEXT_SUFFIXES or is_own_suffix(suffix)
 
 
-def split_overlapping(names: Iterable[ObjectName]) -> tuple[list[ObjectName], list[ObjectName]]:
-    """Divide objects into those that share no message with another, and those that may.
+Bundles = Mapping[ObjectName, int]
+"""The number of bundles of objects in bundles, from their footers."""
+
+
+def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Callable[[ObjectName], Group]:
+    """Return what gives each of these objects its group; a bucket with several layouts is one group."""
+    layouts: dict[tuple[str, int], int] = {}
+    mixed: set[tuple[str, int]] = set()
+    for name in names:
+        if not name.quarantine:
+            place = name.stream, name.bucket
+            own = layout_of(name, bundles)
+            if layouts.setdefault(place, own) != own:
+                mixed.add(place)
+
+    def group(name: ObjectName) -> Group:
+        if name.quarantine or (name.stream, name.bucket) not in mixed:
+            return name.group
+        return name.stream, False, name.bucket, "", None
+
+    return group
+
+
+def is_one_of(bundle: str, bundles: str) -> bool:
+    """Whether a bundle, as in a directory's name, is one of `bundles`, as in a footer; both are "" without bundles."""
+    if not (bundle and bundles):
+        return bundle == bundles
+    return bundles.isdecimal() and int(bundle) < int(bundles) and len(bundle) == len(str(int(bundles) - 1))
+
+
+def layout_of(name: ObjectName, bundles: Bundles | None = None) -> int:
+    """Return the number of bundles that an object is one of, 0 for an object under its key.
+
+    If that is not among `bundles`, it is a negative number that only bundles with as many digits share.
+    """
+    return (bundles or {}).get(name, -len(name.bundle))
+
+
+def split_overlapping(
+    names: Iterable[ObjectName], bundles: Bundles | None = None
+) -> tuple[list[ObjectName], list[ObjectName]]:
+    """Split objects into those that share no message with any other, and those that may.
 
     Objects may share a message only when they are of one group and their sequence ranges overlap.
     """
     alone: list[ObjectName] = []
     shared: list[ObjectName] = []
-    for cluster in clusters(names):
+    for cluster in clusters(names, bundles):
         (alone if len(cluster) == 1 else shared).extend(cluster)
     return alone, shared
 
 
-def clusters(names: Iterable[ObjectName]) -> Iterator[list[ObjectName]]:
-    """Objects of one group whose sequence ranges overlap, each of them with the next; an object alone is a cluster."""
+def clusters(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Iterator[list[ObjectName]]:
+    """Yield clusters of objects of one group whose sequence ranges overlap; a single object is a cluster."""
+    every = list(names)
+    group_of = groups(every, bundles)
     cluster: list[ObjectName] = []
-    end = -1
-    for name in sorted(names, key=lambda n: (repr(n.group), n.first_seq, n.last_seq)):
-        if cluster and (name.group != cluster[0].group or name.first_seq > end):
+    end, last = -1, None
+    for name in sorted(every, key=lambda n: (repr(group_of(n)), n.first_seq, n.last_seq)):
+        group = group_of(name)
+        if cluster and (group != last or name.first_seq > end):
             yield cluster
             cluster, end = [], -1
         cluster.append(name)
-        end = max(end, name.last_seq)
+        end, last = max(end, name.last_seq), group
     if cluster:
         yield cluster

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import key_order, row_group_rows, with_keys
 
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
+_FEW = 4096
+"""Rows of which the size does not matter."""
 _PIECE = 64
 """Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
 
@@ -22,9 +25,17 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table
     """Sort rows by identity and drop repeated ones: a block may contain a message twice.
 
     Return an iterator of tables of about `size` bytes, and the number of dropped rows. Rows that are already in order,
-    in slices that are not tiny, are not copied.
+    in slices that are not tiny, are not copied. Rows with a key are sorted by it first, and each table is a row group.
     """
     order, messages = _order(table)
+    if with_keys(table.schema):
+        by_key = key_order(table.column(layout.KEY), order)
+        count = len(by_key)
+        nbytes = 0 if count <= _FEW else table.nbytes  # which takes long for many slices
+        rows = row_group_rows(count, nbytes) or 1
+        if nbytes <= 2 * size:
+            table = table.combine_chunks()  # one copy more, but rows of many batches take several
+        return _pieces(table, by_key, [*range(rows, count, rows), count]), table.num_rows - count
     ends = _ends(table, order, messages, size)
     return _pieces(table, order, ends), table.num_rows - ends[-1]
 
@@ -87,6 +98,8 @@ def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Tab
 
 def _in_order(batches: Sequence[pa.RecordBatch], order: Any) -> pa.Table:
     """Return the rows of `order`: as slices of the batches if these are few, else copied."""
+    if len(batches) == 1:
+        return pa.Table.from_batches([batches[0].take(pa.array(order))])
     ends = np.cumsum([len(batch) for batch in batches])
     cut = np.zeros(ends[-1] + 1, bool)  # whether no part goes on beyond this row
     cut[ends] = True

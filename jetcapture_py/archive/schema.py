@@ -1,4 +1,4 @@
-"""One schema for batches whose columns differ, because they were decoded at different times or by different replicas.
+"""Find one schema for batches with different columns, decoded at different times or by different replicas.
 
 The rules are those of `infer`: null gives way, integers widen, integers and floats meet in double, structs and lists
 are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string. Types that
@@ -20,7 +20,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import struct_array
 
 REPLY = "_nats_reply"
-"""The column with each message's ack subject. It lives in memory only and never reaches the archive."""
+"""Column of each message's ack subject. It is only in memory, never in the archive."""
 
 HEADERS_TYPE = pa.map_(pa.string(), pa.list_(pa.string()))
 ENVELOPE = pa.schema(
@@ -28,6 +28,7 @@ ENVELOPE = pa.schema(
         pa.field(layout.SUBJECT, pa.string()),
         pa.field(layout.SEQ, pa.int64()),
         pa.field(layout.TIMESTAMP, pa.timestamp("us", "UTC")),
+        pa.field(layout.NANOS, pa.int16()),
         pa.field(layout.DELIVERED, pa.int32()),
         pa.field(layout.HEADERS, HEADERS_TYPE),
         pa.field(layout.PAYLOAD, pa.binary()),
@@ -41,7 +42,7 @@ _MOST_DIGITS = 38
 
 
 def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema that holds the columns of all `schemas` (at least one), in the order in which they first appear.
+    """Return a schema with the columns of all `schemas` (at least one), in the order of their first appearance.
 
     Names that differ in case only are one column, called as it first appears, because Spark takes them for one.
     """
@@ -55,7 +56,7 @@ def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def unify_losslessly(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
-    """The schema of `unify`; None when a value of one of `schemas` would have to be converted for it."""
+    """Return the schema of `unify`, or None if values of one of `schemas` would have to be converted."""
     unified = unify(schemas)
     types = {field.name.lower(): field.type for field in unified}
     for schema in dict.fromkeys(schemas):
@@ -65,7 +66,7 @@ def unify_losslessly(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether values of the type `narrow` are values of `wide`, but for fields they lack."""
+    """Return True if values of type `narrow` are valid for `wide`, apart from missing fields."""
     types = pa.types
     if wide == narrow or types.is_null(narrow):
         return True
@@ -78,11 +79,11 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
 
 
 Nulls = Callable[[int, pa.DataType], pa.Array]
-"""Makes a column of so many nulls."""
+"""Creates a column with this number of nulls."""
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -> pa.RecordBatch:
-    """`batch` with the columns of `schema`, which `unify` made of its schema and others; missing ones are null.
+    """Convert `batch` to `schema`, a result of `unify` that includes its own schema; missing columns are null.
 
     The number of rows is the batch's own: Arrow counts none where there is no column, so hand over the envelope too.
     """
@@ -94,7 +95,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, nulls: Nulls = pa.nulls) -
 
 
 def shared_nulls() -> Nulls:
-    """Nulls that share their memory with those of the same type made before."""
+    """Return a function that creates nulls, which share their memory with earlier ones of the same type."""
     made: dict[pa.DataType, pa.Array] = {}
 
     def nulls(rows: int, of: pa.DataType) -> pa.Array:
@@ -118,7 +119,7 @@ def _merge_fields(known: list[pa.Field], new: list[pa.Field]) -> list[pa.Field]:
 
 
 def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """The narrowest type that holds the values of both."""
+    """Return the narrowest type for the values of both."""
     types = pa.types
     if a == b or types.is_null(b):
         return a
@@ -136,7 +137,7 @@ def _merge(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    """The narrowest type that holds integers and decimals of both; None where there is none."""
+    """Return the narrowest type for integers and decimals of both, or None."""
     types = pa.types
     if types.is_integer(a) and types.is_integer(b):
         if types.is_signed_integer(a) == types.is_signed_integer(b):
@@ -154,7 +155,7 @@ def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def _digits(of: pa.DataType) -> tuple[int, int] | None:
-    """The most digits before and after the decimal point; None unless the type is an integer or a decimal."""
+    """Return the maximum digits before and after the decimal point; None unless it is an integer or a decimal."""
     if pa.types.is_decimal(of):
         return of.precision - of.scale, of.scale
     return (len(str(2 ** (of.bit_width - pa.types.is_signed_integer(of)))), 0) if pa.types.is_integer(of) else None
@@ -187,7 +188,7 @@ def _column(array: pa.Array | None, to: pa.DataType, rows: int, nulls: Nulls) ->
 
 
 def _text(value: Any) -> str | None:
-    """A string as it is, another value as JSON text without the nulls of objects, for those were not sent."""
+    """Return a string unchanged, any other value as JSON text, without nulls in objects, which were not sent."""
     plain = _without_nulls(msgspec.to_builtins(value))
     return plain if plain is None or isinstance(plain, str) else msgspec.json.encode(plain).decode()
 

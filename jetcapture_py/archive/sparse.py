@@ -1,4 +1,4 @@
-"""Which columns an object is written with, when decoders leave out what has no value.
+"""Choose the columns of an object when decoders leave out columns without values.
 
 Readers that take one object's schema for all of them want every object to have every column. A column without values
 costs a small object more than its rows, so it is there only while all such columns together are cheap.
@@ -14,9 +14,9 @@ import pyarrow as pa
 from jetcapture_py.archive.schema import conform, shared_nulls
 
 MOST_BYTES = 16 << 10
-"""Bytes of an object's footer that columns without values may take."""
+"""Maximum bytes of an object's footer for columns without values."""
 LEAF_BYTES = 110
-"""Bytes that a leaf without values takes there beside its path (measured: 105 to 110 for each row group)."""
+"""Bytes of the footer for a leaf without values, in addition to its path (measured: 105 to 110 per row group)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Known:
         object.__setattr__(self, "bytes", _footer_bytes(self.schema))
 
     def with_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` without the columns of ours that have no value, if there are so many that they matter."""
+        """Return `batch` without known columns that have no value, if they are many."""
         if self.bytes <= MOST_BYTES:
             return batch
         rows, names = len(batch), batch.schema.names
@@ -44,7 +44,7 @@ class Known:
         return batch.select(keep)
 
     def complete(self, table: pa.Table) -> pa.Table:
-        """`table` with the columns of ours it lacks, as nulls; where that costs too much, with those that have values.
+        """Add missing known columns as nulls; if that is too expensive, keep only columns with values.
 
         Other columns stay as they are.
         """
@@ -58,7 +58,7 @@ class Known:
         return pa.Table.from_batches([conform(batch, schema, nulls) for batch in table.to_batches()], schema)
 
     def _with_values(self, table: pa.Table) -> pa.Schema:
-        """The columns of `table` without those of ours that have no value, at any depth."""
+        """Drop known columns without values, at any depth."""
         fields = []
         for each, column in zip(table.schema, table.columns, strict=True):
             of = _type_with_values(column) if each.name.lower() in self.names else each.type
@@ -68,7 +68,7 @@ class Known:
 
 
 def _filled(schema: pa.Schema, known: pa.Schema) -> pa.Schema:
-    """The columns that are not `known`, and then the known ones in their order, with the types that `schema` has."""
+    """Return the columns that are not `known`, then the known ones in their order, with the types of `schema`."""
     folded = {name.lower() for name in known.names}
     there = {field.name.lower(): field for field in schema}
     first = [field for name, field in there.items() if name not in folded]
@@ -89,7 +89,7 @@ def _filled_type(of: pa.DataType, known: pa.DataType) -> pa.DataType:
 
 
 def _type_with_values(column: pa.ChunkedArray) -> pa.DataType | None:
-    """A column's type without the fields that have no value in it; None when it has none."""
+    """Return a column's type without fields that have no value; None if no field has one."""
     if column.null_count == len(column):
         return None
     of = column.type
@@ -103,7 +103,7 @@ def _type_with_values(column: pa.ChunkedArray) -> pa.DataType | None:
 
 
 def _smallest(of: pa.DataType) -> pa.DataType:
-    """The type with one field in every struct, which is the fewest that Parquet stores."""
+    """Return the type with one field in every struct, the minimum in Parquet."""
     if pa.types.is_list(of):
         return pa.list_(_smallest(of.value_type))
     if pa.types.is_struct(of):

@@ -1,4 +1,4 @@
-"""From a sealed block's rows to the bytes of one object and its name: same messages, same name."""
+"""Encode the rows of a sealed block as one object, and name it: the same messages get the same name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol, Self
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
+from jetcapture_py.archive.bundles import MOST_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
@@ -28,10 +30,10 @@ from jetcapture_py.text import one_line
 log = logging.getLogger("jetcapture.encode")
 
 ROW_GROUP_BYTES = 32 << 20
-"""Uncompressed bytes after which a row group ends, so that readers can skip and parallelise within an object."""
+"""Uncompressed bytes of a row group, so that readers can skip parts of an object and read others in parallel."""
 
 _LEAST_ROWS = 1024
-"""Rows that a row group has at least, if the object has them."""
+"""Minimum rows of a row group, if the object has as many."""
 
 _STREAM_FIELD = pa.field(layout.STREAM, pa.string())
 _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
@@ -39,7 +41,7 @@ _CHECKSUMS = (layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBlock:
-    """An object ready to be stored. `messages` counts distinct messages, `duplicates` rows left out as repeated.
+    """An object ready to be stored. `messages` counts distinct messages, `duplicates` dropped rows.
 
     `data` is in memory, or a mapped file if `in_file`.
     """
@@ -52,7 +54,7 @@ class EncodedBlock:
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that `data` holds."""
+        """Bytes of memory that `data` uses."""
         return 0 if self.in_file else int(self.data.size)
 
 
@@ -93,7 +95,7 @@ class Encoder:
 
     `stream_created` (RFC 3339), `consumer` and `key_rule`, where it is known, only go into the footer, as `writer`
     does, which names this process. `time` says what buckets are made of. `format` writes what is not
-    Parquet; the quarantine is always Parquet.
+    Parquet; the quarantine is always Parquet. `bundles` is the number of bundles of blocks that are bundles.
     """
 
     stream: str
@@ -104,15 +106,16 @@ class Encoder:
     key_rule: str | None = None
     time: str = layout.STREAM_TIME
     format: TextWriter | UserWriter | None = None
+    bundles: int = 0
     writer: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
 
     @property
     def whole_blocks(self) -> bool:
-        """Whether what writes the objects gets each block as one table, and returns the object in memory."""
+        """Whether the format needs each block as one table, and returns the object in memory."""
         return isinstance(self.format, UserWriter)
 
     def for_stream(self, stream_created: str, consumer: str) -> Encoder:
-        """The same encoder, now that the stream is known."""
+        """Return an encoder that also knows the stream and the consumer."""
         return replace(self, stream_created=stream_created, consumer=consumer)
 
     def encode(
@@ -123,7 +126,9 @@ class Encoder:
         known: Known | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
-        """Encode the rows of one block, each message once, sorted by sequence. CPU-bound; call it in a thread.
+        """Encode the rows of one block, each message once, sorted by sequence, or in a bundle by key and sequence.
+
+        CPU-bound; call it in a thread.
 
         `known` are all columns of a decoder that leaves those without a value out of its batches. The object is made in
         memory, or in `sink`, whose errors are raised.
@@ -152,7 +157,7 @@ class Encoder:
         duplicates: int,
         sink: FileSink | None,
     ) -> EncodedBlock:
-        """Encode rows in another format than Parquet, which are sorted, each message once."""
+        """Encode sorted rows, each message once, in a format other than Parquet."""
         found: list[tuple[Any, Any, int]] = []
 
         def counted() -> Iterator[pa.Table]:
@@ -162,7 +167,7 @@ class Encoder:
 
         out = pa.BufferOutputStream() if sink is None else sink
         format.write(counted(), schema, out)
-        seqs, timestamps = (np.concatenate(column) for column in list(zip(*found, strict=True))[:2])
+        seqs, timestamps = _joined(*list(zip(*found, strict=True))[:2], in_order=not block.bundle)
         rows = sum(count for *_, count in found)
         name = _name(self, block, schema, (seqs, timestamps), rows, format.suffix)
         data = out.getvalue()
@@ -176,7 +181,7 @@ class Encoder:
         known: Known | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
-        """`encode`; should the decoded columns not be writable, the messages as a quarantine object instead."""
+        """Call `encode`; if the rows cannot be written, make a quarantine object of the messages instead."""
         try:
             return self.encode(block, sealed_by, batches, known, sink)
         except BaseException as error:  # PyO3's PanicException is no Exception
@@ -186,21 +191,20 @@ class Encoder:
             return self.salvage(block, batches, error)
 
     def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
-        """The block's messages as a quarantine object, envelope only."""
-        rows = []
-        reason = one_line(error)
-        for batch in batches:
-            count = len(batch)
-            headers = layout.RAW_HEADERS in batch.schema.names and batch.column(layout.RAW_HEADERS)
-            kept = batch.select([name for name in batch.schema.names if name in (*layout.ENVELOPE, layout.TIME, REPLY)])
-            kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
-            kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
-            rows.append(kept.append_column(layout.RAW_HEADERS, headers or pa.nulls(count, pa.binary())))
-        return self.encode(BlockId(key=None, bucket=block.bucket, quarantine=True), "error", rows)
+        """Make a quarantine object of the block's messages.
+
+        It has their payloads or, where these are not kept, the decoded columns, unless Parquet cannot hold them either.
+        """
+        target, reason = BlockId(key=None, bucket=block.bucket, quarantine=True), one_line(error)
+        envelope = (*layout.ENVELOPE, layout.TIME, REPLY)
+        if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
+            with suppress(Exception):
+                return self.encode(target, "error", [_salvaged(batch, batch.schema.names, reason) for batch in batches])
+        return self.encode(target, "error", [_salvaged(batch, envelope, reason) for batch in batches])
 
 
 class ObjectWriter:
-    """One object in the making: rows go in piece by piece, and `finish` names what they are.
+    """Writes one Parquet object piece by piece; `finish` completes and names it.
 
     How its columns are written is judged by the first piece. It is made in memory, unless there is a `sink`.
 
@@ -231,7 +235,10 @@ class ObjectWriter:
         return int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """Add rows: sorted by identity, each once, and of other messages than those before, which they follow."""
+        """Add rows of further messages, sorted by identity, each once, after all rows added before.
+
+        Of a bundle, the rows are sorted by key first, and up to `MOST_ROWS` are one row group.
+        """
         if self._file is None:
             self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
         seqs, timestamps = _messages(table)
@@ -239,16 +246,18 @@ class ObjectWriter:
         self._timestamps.append(timestamps)
         self._rows += table.num_rows
         rows = table.num_rows
-        if rows > _LEAST_ROWS:
+        if self._block.bundle:
+            rows = MOST_ROWS
+        elif rows > _LEAST_ROWS:
             groups = -(-table.nbytes // ROW_GROUP_BYTES)
             rows = max(-(-rows // max(groups, 1)), _LEAST_ROWS)
         self._file.write_table(table, row_group_size=rows)
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:
-        """The object, whole; `duplicates` is how many rows were left out of it. Something must have been written."""
+        """Return the completed object; `duplicates` is the number of dropped rows. Raises ValueError without rows."""
         if self._file is None:
             raise ValueError("an object without rows has no name")
-        seqs, timestamps = np.concatenate(self._seqs), np.concatenate(self._timestamps)
+        seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
         name = _name(self._encoder, self._block, self._schema, (seqs, timestamps), self._rows)
         # no key and no field can hold what it cannot guess
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
@@ -284,6 +293,8 @@ class ObjectWriter:
             own["key"] = name.key
         if self._encoder.key_rule is not None:
             own["key_rule"] = self._encoder.key_rule
+        if name.bundle:
+            own[layout.BUNDLES] = str(self._encoder.bundles)  # the last entry, so that no other can be taken for it
         return own
 
 
@@ -295,7 +306,7 @@ def _name(
     rows: int,
     suffix: str = layout.SUFFIX,
 ) -> layout.ObjectName:
-    """The name of an object with these sequences and timestamps, sorted, each message once."""
+    """Return the name of an object with these sequences and timestamps, sorted, each message once."""
     seqs, timestamps = messages
     return layout.ObjectName(
         stream=encoder.stream,
@@ -308,11 +319,26 @@ def _name(
         quarantine=block.quarantine,
         event_time=layout.TIME in schema.names,
         suffix=suffix,
+        bundle=block.bundle,
     )
 
 
+def _joined(seqs: Sequence[Any], timestamps: Sequence[Any], *, in_order: bool) -> tuple[Any, Any]:
+    """Join the messages of pieces, sorted, each once; `in_order` says that they already are."""
+    seq, time = np.concatenate(seqs), np.concatenate(timestamps)
+    if in_order:
+        return seq, time
+    order = np.argsort(seq, kind="stable")
+    if (np.diff(seq[order]) == 0).any():  # rows of one message, or of several lives of the stream
+        order = np.lexsort((time, seq))
+    seq, time = seq[order], time[order]
+    first = np.ones(len(seq), bool)
+    first[1:] = (seq[1:] != seq[:-1]) | (time[1:] != time[:-1])
+    return seq[first], time[first]
+
+
 def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
-    """Put the checksums of the finished object, and then of its footer, in place of what stands there."""
+    """Replace the placeholders with the checksums of the finished object and then of its footer."""
     view = memoryview(data).cast("B")
     start = len(view) - int.from_bytes(view[-8:-4], "little") - 8
     footer = bytes(view[start:])
@@ -326,8 +352,21 @@ def _schema_id(schema: pa.Schema) -> str:
     return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
 
 
+def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.RecordBatch:
+    """Return the columns `names` of a batch, and the quarantine's."""
+    count = len(batch)
+    headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
+    left = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
+    kept = batch.select([name for name in batch.schema.names if name in names and name not in left])
+    taken = (layout.STAGE, layout.ERROR)
+    kept = kept.rename_columns([f"decoded_{name}" if name.lower() in taken else name for name in kept.schema.names])
+    kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
+    kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
+    return kept.append_column(layout.RAW_HEADERS, pa.nulls(count, pa.binary()) if headers is None else headers)
+
+
 def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """The batches without the ack subjects, all of one schema, whatever their decoded columns are."""
+    """Return the batches without ack subjects, converted to a common schema."""
     rows = [batch.drop_columns([REPLY]) for batch in batches]
     schema = rows[0].schema
     if any(not batch.schema.equals(schema) for batch in rows[1:]):
@@ -337,7 +376,7 @@ def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
 
 
 def _messages(table: pa.Table) -> tuple[Any, Any]:
-    """Sequences and timestamps of sorted rows, each message once."""
+    """Return sequences and timestamps of sorted rows, each message once."""
     seqs, timestamps = identity(table)
     if layout.ROW not in table.schema.names:
         return seqs, timestamps

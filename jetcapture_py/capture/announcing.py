@@ -55,6 +55,7 @@ class StoredObject:
             "path": name.path,
             "stream": name.stream,
             "key": name.key,
+            "bundle": name.bundle or None,
             "bucket": bucket_text(name.bucket),
             "rows": name.rows,
             "messages": self.messages,

@@ -35,7 +35,7 @@ MOST_NULLS = 4
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """The messages of one (key, bucket) that become one object; `opened` is the time of its first message.
+    """The messages of one `BlockId`, which become one object; `opened` is the time of the first one.
 
     `rows` is more than `messages` where messages have several. `bytes` is its share of the chunks, of which `away` lies
     in files. As one table, its rows have all of `columns`, for which the chunks hold `filled` bytes already; `items`
@@ -130,6 +130,10 @@ class Blocks:
         """Bytes of open blocks that lie in memory."""
         return self.bytes - self.memory.open_away
 
+    def open_keys(self) -> int:
+        """Count the distinct keys of the open blocks."""
+        return len({name.key for name in self._open if not (name.quarantine or name.bundle)})
+
     def oldest_age(self, now: float) -> float:
         """Seconds since the oldest open block's first message; 0 without one."""
         return next((now - block.opened for block in self._open.values()), 0.0)
@@ -148,7 +152,7 @@ class Blocks:
         sizes: list[int] = []
         held: list[int] = []
         for run, size, items in measured:
-            name = BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine)
+            name = BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine, bundle=run.bundle)
             start, stop, row = run.start, run.start + run.length, (size / run.length, items / run.length)
             while start < stop:
                 block = self._block(name, now, columns, (stop - start, row[1] * (stop - start)), full)

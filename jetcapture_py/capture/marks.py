@@ -11,10 +11,12 @@ from jetcapture_py.archive.watermark import Watermark, path
 from jetcapture_py.capture.key_rule import describe_time
 from jetcapture_py.capture.progress import Move, move
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.stream_configs import keep_stream_config
 from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.admin import ConsumerState
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -25,10 +27,11 @@ LAST_MARK = 5.0
 
 
 async def last_mark(state: CaptureState) -> None:
-    """Write the final watermark."""
+    """Write the final watermark, and the stream's configuration."""
     try:
         async with asyncio.timeout(LAST_MARK):
             await mark(state, timedelta())
+            await keep_stream_config(state)
     except TimeoutError:
         event(log, logging.WARNING, "watermark.failed", error="the store did not answer in time")
 
@@ -54,14 +57,22 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
 
 
 def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Write what is found, with what is there already, when that says something new; what is there then."""
+    """Write what is found, with what is there already, when that says something new; what is there then.
+
+    Raises StoreError, whatever a store of the user raises.
+    """
     moves: list[Move] = []
 
     def change(data: bytes | None) -> bytes | None:
         moves.append(move(data, found, consumer, idle))
         return moves[-1].data
 
-    change_note(store, path(found.stream), change)
+    try:
+        change_note(store, path(found.stream), change)
+    except StoreError:
+        raise
+    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
+        raise StoreError(one_line(error)) from None
     for name, fields in moves[-1].warnings:
         event(log, logging.WARNING, name, **fields)
     return moves[-1].there

@@ -1,5 +1,5 @@
 """Side tasks of the pipeline: seal by age and under pressure, keep messages alive, watch the consumer and the decoder,
-and write the watermark."""
+and write the watermark and the stream's configuration."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from jetcapture_py.capture.marks import mark
 from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.stream_configs import keep_stream_config
+from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.shares import STALLED_SHARE
 from jetcapture_py.log import event
 
@@ -31,6 +33,8 @@ DECODER_SLOW = 30.0
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
     """The side tasks of a capture, each to run until it is cancelled."""
     work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
+    if not state.config.block.bundles:
+        work.append(_watch_keys(state))
     if state.spooling is not None:
         work.append(_spool(state, state.spooling))
     return [*work, _catch_up(state, stop)] if until_caught_up else work
@@ -93,8 +97,18 @@ async def _watch_decoder(state: CaptureState) -> None:
             logged = batch
 
 
+async def _watch_keys(state: CaptureState) -> None:
+    """Log once that there are so many keys that bundles would store them with fewer requests and less CPU."""
+    while True:
+        await asyncio.sleep(POLL)
+        if state.blocks.open > MANY_KEYS and (keys := state.blocks.open_keys()) > MANY_KEYS:
+            event(log, logging.WARNING, "keys.many", open_keys=keys, advice="set block.bundles, or use a coarser key")
+            return
+
+
 async def _mark(state: CaptureState) -> None:
     while True:
+        await keep_stream_config(state)
         await asyncio.sleep(MARK)
         await mark(state)
 

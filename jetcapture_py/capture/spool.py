@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -28,7 +29,9 @@ import pyarrow as pa
 
 from jetcapture_py.archive.schema import REPLY
 
-_PREFIX, _NEW, _LOCK = "jetcapture-", ".jetcapture-", "lock"
+_NEW, _LOCK, _SUFFIXES = ".jetcapture-", "lock", (".arrow", ".object")
+_NAMED = re.compile(r"\.?jetcapture-[a-z0-9_]{8}")
+"""Names of directories, as `tempfile.mkdtemp` makes them."""
 _ABANDONED = 3600.0
 """Age in seconds after which an unfinished directory belongs to a dead process."""
 MOST_FILES = 20_000
@@ -42,13 +45,13 @@ class UsedUpError(OSError):
 class Spool:
     """Files in `path` of at most `size` bytes in total. Methods raise OSError and may be called from any thread.
 
-    Spooled rows, with up to `resident` bytes of rows from memory, are later written to an object of up to the same
-    size. Space for it is reserved, here and on the disk.
+    Spooled rows, with up to `resident` bytes of rows from memory, are later written to an object of up to `growth`
+    times that size. Space for it is reserved, here and on the disk.
     """
 
-    def __init__(self, path: Path, size: int, resident: int = 0) -> None:
+    def __init__(self, path: Path, size: int, resident: int = 0, growth: int = 1) -> None:
         self.path, self.size = path, size
-        self._resident = resident
+        self._resident, self._growth = resident, growth
         self._names = count()
         self._lock, self._opening = threading.Lock(), threading.Lock()
         self._rows = self._objects = self._files = 0
@@ -71,7 +74,7 @@ class Spool:
     def _has_room(self, size: int, *, spare: bool) -> bool:
         if spare and self._files >= MOST_FILES:
             return False
-        kept = self._rows + size + self._resident if spare else 0
+        kept = self._growth * (self._rows + size + self._resident) if spare else 0
         return self._used() + size + kept <= self.size
 
     def _used(self) -> int:
@@ -95,7 +98,7 @@ class Spool:
         with self._lock:
             if not self._has_room(size, spare=spare):
                 raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
-            needed = 2 * size + self._rows + self._resident
+            needed = size + self._growth * (self._rows + size + self._resident)
             self._rows += size
             self._files += 1
         path, file = None, None
@@ -244,20 +247,20 @@ class SpoolSink:
 
 
 def _sweep(path: Path) -> None:
-    """Remove the directories of processes that no longer run."""
+    """Remove the directories of processes that no longer run, and nothing else that is there."""
     for directory in path.iterdir():
-        with contextlib.suppress(OSError):
-            if directory.name.startswith(_PREFIX):
+        new = directory.name.startswith(_NEW)
+        if _NAMED.fullmatch(directory.name) and (not new or time.time() - directory.stat().st_mtime > _ABANDONED):
+            with contextlib.suppress(OSError):  # locked, or with something in it that is not ours
                 _remove_unlocked(directory)
-            elif directory.name.startswith(_NEW) and time.time() - directory.stat().st_mtime > _ABANDONED:
-                shutil.rmtree(directory)
 
 
 def _remove_unlocked(directory: Path) -> None:
-    """Remove a directory if its lock is free. Raises OSError if it is held."""
+    """Remove a directory if its lock is free. Raises OSError if it is held, or if other files are there."""
     with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for path in directory.iterdir():
-            if path.name != _LOCK:
+            if path.suffix in _SUFFIXES:
                 path.unlink()
-    shutil.rmtree(directory)
+        (directory / _LOCK).unlink()
+    directory.rmdir()

@@ -42,7 +42,8 @@ class CaptureState:
 
     `whole_blocks` says that an object is made of one table, which no file can hold.
     `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
-    wait to be acknowledged. `progress` is set whenever memory was freed or messages were acknowledged.
+    wait to be acknowledged. `stream_config` is what was last written of the stream's configuration. `progress` is set
+    whenever memory was freed or messages were acknowledged.
     """
 
     def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
@@ -56,7 +57,8 @@ class CaptureState:
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
         self.spooling: Spooling | None = None
         if spool:
-            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE)
+            growth = shares.TEXT_GROWTH if block.format in ("ndjson", "csv") and block.compression == "none" else 1
+            files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, memory)
         self.source = PullSource(
             config, held=lambda: self.memory, unacked=lambda: self.unacked, replies=lambda: self.held_replies()
@@ -69,6 +71,7 @@ class CaptureState:
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
+        self.stream_config: bytes | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()

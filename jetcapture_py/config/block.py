@@ -10,6 +10,11 @@ from jetcapture_py.config import values as types
 from jetcapture_py.config.messages import wrong
 from jetcapture_py.config.section import Section, human
 
+MOST_BUNDLES = 10_000
+"""More would have what bundles avoid: objects with few messages each."""
+MANY_KEYS = 500
+"""With more keys at the same time, a directory for each of them costs more than bundles."""
+
 
 class BlockConfig(Section):
     """Limits of a block, the time of its bucket, and the format of its object."""
@@ -23,6 +28,13 @@ class BlockConfig(Section):
     )
     max_bytes: types.Size = human("128MiB", "Size in memory at which a block is stored.")
     max_messages: types.Count = Field(default=1_000_000, description="Number of messages at which a block is stored.")
+    bundles: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_BUNDLES,
+        description="`0`: a directory and objects for each key. Above 0, for hundreds of keys and more: this number of "
+        "bundles, each with all messages of its keys, sorted by key, and the key as a column.",
+    )
     time: types.BlockTime = Field(
         default="timestamp",
         description="The time that determines a message's bucket: `timestamp` (when the stream stored it), a decoded "

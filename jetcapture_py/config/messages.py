@@ -72,6 +72,8 @@ def _reason(error: str, message: str, value: object, context: Mapping[str, Any])
         return f"{_SAME_MEANING[error]}, got {quoted(value)}"
     if error == "greater_than_equal":
         return f"expected at least {context['ge']}, got {quoted(value)}"
+    if error == "less_than_equal":
+        return f"expected at most {context['le']}, got {quoted(value)}"
     if error in ("model_type", "model_attributes_type", "dict_type"):
         return f"expected a mapping of settings, got {kind(value)}"
     if error in ("tuple_type", "list_type"):

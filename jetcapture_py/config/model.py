@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import GenerateJsonSchema
 
+from jetcapture_py.config import buckets, yaml_text
 from jetcapture_py.config import values as types
-from jetcapture_py.config import yaml_text
 from jetcapture_py.config.block import BlockConfig as BlockConfig
 from jetcapture_py.config.block import without_payloads
 from jetcapture_py.config.decoding import Column as Column
@@ -41,10 +41,28 @@ TOO_MANY_UNACKED = 300_000
 """Above this the server, whose redelivery time grows with the square of the unacked messages, stalls for minutes."""
 
 
-class SourceConfig(Section):
-    """The JetStream consumer that messages come from."""
+def _one_of_three(section: dict[str, Any]) -> None:
+    """Say in the JSON Schema that one of three settings names the stream."""
+    section["required"].remove("stream")
+    section["oneOf"] = [{"required": [setting]} for setting in ("stream", *buckets.PREFIXES)]
 
-    stream: types.StreamName = Field(description="Stream to capture.")
+
+class SourceConfig(Section):
+    """The JetStream consumer that messages come from. `stream` is also set for a bucket or an object store."""
+
+    model_config = ConfigDict(json_schema_extra=_one_of_three)
+
+    stream: types.StreamName = Field(
+        description="Stream to capture; required unless `bucket` or `object_store` is set."
+    )
+    bucket: types.BucketName | None = Field(
+        default=None,
+        description="KV bucket to capture, in place of `stream`: adds the columns `key_name`, `operation` and "
+        "`revision`.",
+    )
+    object_store: types.BucketName | None = Field(
+        default=None, description="Object store to capture, in place of `stream`."
+    )
     consumer: types.Name = Field(description="Durable pull consumer, shared by all replicas.")
     create: bool = Field(
         default=True,
@@ -78,6 +96,31 @@ class SourceConfig(Section):
     consumer_config: ConsumerSection | None = Field(
         default=None, description="Further settings of the consumer, for a new one and for `jetcapture apply`."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_once(cls, data: object) -> object:
+        """Set `stream` for a bucket or an object store."""
+        if not isinstance(data, dict):
+            return data
+        given = [name for name in ("stream", *buckets.PREFIXES) if data.get(name) is not None]
+        if len(given) > 1:
+            raise wrong(given[1], f"cannot be combined with {given[0]}")
+        if not given or given[0] == "stream":
+            return data
+        name = data[given[0]]  # checked as a setting of its own
+        suffix = name if isinstance(name, str) and buckets.is_name(name) else "_"
+        return {**data, "stream": f"{buckets.PREFIXES[given[0]]}{suffix}"}
+
+    @property
+    def holds(self) -> tuple[str, str] | None:
+        """The setting `bucket` or `object_store` and its value; None with `stream`."""
+        return next(((each, name) for each in buckets.PREFIXES if (name := getattr(self, each)) is not None), None)
+
+    @property
+    def default_key(self) -> str:
+        """The key template without the setting `key`."""
+        return "{subject}" if self.holds is None else buckets.DEFAULT_KEYS[self.holds[0]]
 
     @model_validator(mode="after")
     def _start(self) -> Self:
@@ -122,7 +165,8 @@ class LogConfig(Section):
 def same_stream(stream: StreamSection | None, source: SourceConfig | None) -> None:
     """Raise an error for a validator when the two sections name different streams."""
     if stream is not None and source is not None and stream.name not in (None, source.stream):
-        raise wrong("stream", f"expected the name {source.stream}, as in source.stream, got {quoted(stream.name)}")
+        setting, _ = source.holds or ("stream", "")
+        raise wrong("stream", f"expected the name {source.stream}, as in source.{setting}, got {quoted(stream.name)}")
 
 
 class Config(Section):
@@ -139,9 +183,10 @@ class Config(Section):
     source: SourceConfig = Field(description="Where messages come from.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
-        default="{subject}",
-        description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key, or your own '
-        "function: `package.module:function`.",
+        default_factory=lambda data: data["source"].default_key,
+        description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key (default '
+        "with `source.bucket`), or your own function: `package.module:function`. With `source.object_store`, the "
+        "default is `{subject[2]}`: metadata and contents apart.",
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
@@ -154,8 +199,23 @@ class Config(Section):
     drain_timeout: types.Duration = human("60s", "Time to store and acknowledge held messages when the process stops.")
 
     @model_validator(mode="after")
+    def _bucket(self) -> Self:
+        if self.source.object_store is not None and self.decode.format != "raw":
+            raise wrong("decode.format", "only raw with source.object_store, whose messages are parts of files")
+        field = self.block.time != "timestamp" and not self.block.time.startswith("header.")
+        if self.source.bucket is not None and field and self.block.time_fallback is None:
+            raise wrong("block.time_fallback", "required with source.bucket and a field, which deletions do not have")
+        return self
+
+    @model_validator(mode="after")
     def _one_stream(self) -> Self:
         same_stream(self.stream, self.source)
+        return self
+
+    @model_validator(mode="after")
+    def _one_root(self) -> Self:
+        if self.block.bundles and "{key}" in self.store.url:
+            raise wrong("store.url", "cannot contain {key} with block.bundles, whose objects have many keys each")
         return self
 
     @model_validator(mode="before")
@@ -172,6 +232,13 @@ class Config(Section):
                     "on_stored.subject",
                     f"{subject} is itself captured ({pattern}), so every object would cause another",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _spool_elsewhere(self) -> Self:
+        spool, root = self.limits.spool, self.store.url.removeprefix("file://")
+        if spool and root.startswith("/") and spool.path.resolve().is_relative_to(Path(root).resolve()):
+            raise wrong("limits.spool.path", f"{spool.path} is inside the archive, {root}; expected another directory")
         return self
 
     @property

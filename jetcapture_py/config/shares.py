@@ -42,6 +42,8 @@ OPEN_SHARE = 2
 SPOOL_SHARE, SPOOL_TARGET_SHARE = 4, 8
 """With a spool, open rows beyond the first share of the memory are spooled, down to the second: well before blocks
 would be sealed."""
+TEXT_GROWTH = 4
+"""Size of uncompressed text that is expected of spooled rows: it repeats the columns' names and spells numbers out."""
 OPEN_UNACKED_SHARE = 3
 """Open blocks hold at most this part of the unacknowledged messages. It is less than of the memory, because a server
 that waits for acks is slow to take them."""

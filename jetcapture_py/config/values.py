@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, WithJsonSchema
 
 from jetcapture_py import plugins
+from jetcapture_py.config import buckets
 from jetcapture_py.config.messages import did_you_mean
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
@@ -105,9 +106,15 @@ def _name(value: str) -> str:
 
 
 def _stream_name(value: str) -> str:
-    if value in ("_quarantine", "_watermark", "_probe"):
+    if value in ("_quarantine", "_watermark", "_streams", "_probe"):
         raise ValueError(f"{quoted(value)} is reserved for a directory of the archive and cannot be a stream's name")
     return _name(value)
+
+
+def _bucket_name(value: str) -> str:
+    if not buckets.is_name(value):
+        raise ValueError(f"expected ASCII letters, digits, '-' and '_', got {quoted(value)}")
+    return value
 
 
 def _subject(value: str) -> str:
@@ -330,6 +337,8 @@ Name = Annotated[str, AfterValidator(_name)]
 """A name that NATS accepts for a consumer."""
 StreamName = Annotated[str, AfterValidator(_stream_name)]
 """A name that NATS accepts for a stream, and the archive for its directory."""
+BucketName = Annotated[str, AfterValidator(_bucket_name)]
+"""A name that NATS accepts for a KV bucket or an object store."""
 Subject = Annotated[str, AfterValidator(_subject)]
 """A subject without wildcards."""
 FilterSubject = Annotated[str, AfterValidator(_filter_subject)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.config.units import format_time
@@ -23,6 +25,8 @@ from jetcapture_py.jetstream.settings import Difference, differing
 
 _CONSUMER_EXISTS = (10148, 10105)
 _NANOSECOND = 1_000_000_000
+_ACK_ATTEMPTS, _ACK_PAUSE = 4, 0.25
+"""A consumer without a leader receives nothing for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,7 @@ class ConsumerState:
     deliveries: int = 0
     redelivered: int = 0
     waiting_pulls: int = 0
+    paused: bool = False
     created: str = ""
 
 
@@ -79,6 +84,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         deliveries=info.get("delivered", {}).get("consumer_seq", 0),
         redelivered=info.get("num_redelivered", 0),
         waiting_pulls=info.get("num_waiting", 0),
+        paused=bool(info.get("paused")),
         created=info.get("created", ""),
     )
 
@@ -138,6 +144,19 @@ async def ensure_consumer(api: Api, source: SourceConfig) -> ConsumerState:
     if problem := unusable(stream, consumer, state.config):
         raise SourceError(problem)
     return state
+
+
+async def check_acks(api: Api, stream: str, consumer: str) -> None:
+    """Check that acknowledgements reach the consumer, if its API is imported. Raises SourceError."""
+    for _ in range(_ACK_ATTEMPTS if api.imported else 0):
+        if await api.receives_acks(stream, consumer):
+            return
+        await asyncio.sleep(_ACK_PAUSE)
+    if api.imported:
+        raise SourceError(
+            f"nobody receives the acknowledgements of consumer {consumer} of stream {stream}; "
+            "import the service $JS.ACK.> from the account that has the stream"
+        )
 
 
 def unusable(stream: str, consumer: str, config: Mapping[str, Any]) -> str | None:
@@ -218,7 +237,8 @@ def _to_the_microsecond(text: str) -> str:
 
 def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
     if error.err_code == STREAM_NOT_FOUND:
-        return SourceError(f"stream {stream} does not exist; create it, or correct source.stream")
+        setting, _ = bucket_of(stream) or ("stream", "")
+        return SourceError(f"stream {stream} does not exist; create it, or correct source.{setting}")
     if error.err_code == CONSUMER_NOT_FOUND:
         return SourceError(f"consumer {consumer} does not exist on stream {stream}")
     return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")

@@ -1,4 +1,4 @@
-"""The connection to NATS: authentication, TLS, a start that fails clearly, and then reconnecting for ever."""
+"""Connect to NATS: authentication, TLS, clear errors at the start, and endless reconnecting afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jetcapture_py.jetstream.permissions import DeniedError
 from jetcapture_py.jetstream.wire.client import Connection, Hook
 
 PING_INTERVAL = 20
-"""Seconds between pings; a silent peer is given up after three of them, so a dead connection is found in a minute."""
+"""Seconds between pings. After three without an answer the connection is closed, so within a minute."""
 
 _JWT = re.compile(r"BEGIN NATS USER JWT-+\s+\S+")
 _SEED = re.compile(r"BEGIN USER NKEY SEED-+\s+(\S+)")
@@ -35,6 +35,8 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 """
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
+_NO_MESSAGE = 1 << 62
+"""A sequence that no stream reaches; the server does not answer acknowledgements of 0."""
 FORBIDDEN, NOT_FOUND = 403, 404
 CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, STREAM_NOT_FOUND = 10014, 10037, 10059
 
@@ -42,7 +44,7 @@ ErrorHook = Callable[[Exception], Awaitable[None]]
 
 
 class ApiError(Exception):
-    """The JetStream API answered with an error: `code` as in HTTP, `err_code` the server's own (nats-server errors)."""
+    """The JetStream API returned an error: `code` as in HTTP, `err_code` as in nats-server's errors.json."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -55,7 +57,7 @@ class UnavailableError(Exception):
 
 
 async def ignore(*_: object) -> None:
-    """Do nothing about what befalls a connection: whoever waits for an answer notices."""
+    """Ignore events of a connection: callers that wait for an answer notice."""
 
 
 async def connect(
@@ -161,7 +163,7 @@ def _secret(value: SecretStr | None, file: Any, path: str) -> str:
 
 
 def _jwt_login(jwt: str, seed: SecretStr | None) -> dict[str, Any]:
-    """Log in with a JWT; one without a seed is a bearer token, for which nothing is signed."""
+    """Log in with a JWT; without a seed it is a bearer token, and nothing is signed."""
     if seed is None:
         return {"user_jwt_cb": lambda: bytearray(jwt.encode()), "signature_cb": lambda _: b""}
     if not _is_seed(seed.get_secret_value()):
@@ -170,7 +172,7 @@ def _jwt_login(jwt: str, seed: SecretStr | None) -> dict[str, Any]:
 
 
 def _is_seed(text: str) -> bool:
-    """Whether nats-py can use the seed: about one that it cannot, it raises whatever befalls it."""
+    """Return True if nats-py can use the seed. For an invalid one it raises all kinds of exceptions."""
     import nkeys
 
     try:
@@ -197,11 +199,13 @@ class Api:
     def __init__(self, client: Connection, config: NatsConfig) -> None:
         self._client = client
         self.prefix = config.js_api
+        self.imported = config.api_prefix is not None
+        """Whether requests probably pass from one account to another."""
 
     async def pull(
         self, stream: str, consumer: str, reply: str, *, batch: int, max_bytes: int, expires: float, heartbeat: float
     ) -> None:
-        """Ask for the next messages (ADR-13), which come to `reply`, as do statuses; times in seconds.
+        """Request the next messages (ADR-13); they and statuses are sent to `reply`. Times are in seconds.
 
         `max_bytes` 0 sets no limit. That is allowed even where the consumer limits what a pull may ask for.
         """
@@ -213,6 +217,16 @@ class Api:
         )
         head = f"PUB {self.prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer} {reply} {len(body)}\r\n"
         await self._client.write(head.encode() + body + b"\r\n")
+
+    async def receives_acks(self, stream: str, consumer: str) -> bool:
+        """Return False if nobody receives the consumer's acknowledgements. Sends one that is about no message."""
+        try:
+            await self._client.ask(f"$JS.ACK.{stream}.{consumer}.1.{_NO_MESSAGE}.0.0.0", b"+WPI", _API_TIMEOUT)
+        except nats.errors.NoRespondersError:
+            return False
+        except (nats.errors.Error, TimeoutError):
+            pass  # denied, for example: the first acknowledgement tells
+        return True
 
     async def request(self, subject: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask `{prefix}.{subject}`. Raises `ApiError`, or `UnavailableError` when nobody answers."""

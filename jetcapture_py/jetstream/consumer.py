@@ -10,6 +10,7 @@ from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.admin import (
     ConsumerState,
+    check_acks,
     differences,
     ensure_consumer,
     get_consumer,
@@ -36,6 +37,7 @@ class Consumer:
         try:
             self.state: ConsumerState = await ensure_consumer(self._api, self._config)
             self.stream_created = await stream_created(self._api, self._config.stream)
+            await check_acks(self._api, self._config.stream, self._config.consumer)
         except UnavailableError as error:
             raise SourceError(str(error)) from error
         self._watch = ConsumerWatch(self.state, asyncio.get_running_loop().time())
@@ -44,6 +46,7 @@ class Consumer:
                 log, logging.WARNING, "consumer.differs", setting=each.name, configured=each.wanted, actual=each.actual
             )
         self._warn_of_max_deliver(self.state)
+        self._warn_of_pause(self.state)
 
     async def refresh(self) -> bool:
         """Look it up again; False when nobody answers just now, or it cannot be captured from any more."""
@@ -90,7 +93,12 @@ class Consumer:
             event(log, logging.WARNING, "consumer.changed", settings=changed)
             if "max_deliver" in changed:
                 self._warn_of_max_deliver(state)
+            self._warn_of_pause(state)
 
     def _warn_of_max_deliver(self, state: ConsumerState) -> None:
         if (limit := state.config.get("max_deliver", -1)) > 0:
             event(log, logging.WARNING, "consumer.max_deliver", max_deliver=limit)
+
+    def _warn_of_pause(self, state: ConsumerState) -> None:
+        if state.paused:
+            event(log, logging.WARNING, "consumer.paused", until=state.config.get("pause_until"))

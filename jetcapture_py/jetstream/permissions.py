@@ -1,4 +1,4 @@
-"""What the server does not allow this user.
+"""Report what the server does not allow this user.
 
 Nobody answers a request that is not allowed, or whose answer may not be received: the server sends an error that names
 the subject, and that is all. Here who waits for the answer is told at once, and not by a timeout.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _VIOLATION = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
 _DOMAIN = re.compile(r"^\$JS\.[^.]+\.API\.")
-"""Where the domain itself is served, this is mapped to what has no domain, and that is checked."""
+"""Prefix with a domain. In the domain itself, the server maps it to the prefix without one and checks that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denial:
-    """One refusal: of a subscription, or of a publish. nats-py has made the subject lower case."""
+    """A refused subscription or publish. nats-py converts the subject to lower case."""
 
     subject: str
     subscription: bool
@@ -34,7 +34,7 @@ class Denial:
         return refusal(self.subject, subscription=self.subscription)
 
     def about(self, subject: str) -> str | None:
-        """`subject` as the server checks it, if it is what may not be published to."""
+        """Return `subject` as checked by the server, if this refusal is about publishing to it."""
         for checked in (subject, _DOMAIN.sub("$JS.API.", subject)):
             if not self.subscription and checked.lower() == self.subject:
                 return checked
@@ -42,29 +42,29 @@ class Denial:
 
 
 def refusal(subject: str, *, subscription: bool = False) -> str:
-    """What must be allowed, as text."""
+    """Describe the missing permission."""
     return f"this user may not {'subscribe' if subscription else 'publish'} to {subject}"
 
 
 def denial_in(error: Exception | str) -> Denial | None:
-    """The refusal that an error of the server tells of, if it does."""
+    """Parse an error of the server; return None if it is not a refusal."""
     found = _VIOLATION.search(str(error))
     return Denial(subject=found[2].lower(), subscription=found[1].lower() == "subscription") if found else None
 
 
 class DeniedError(nats.errors.Error):
-    """The server does not allow a request, or not to receive the answer. The text names what must be allowed."""
+    """The server refuses a request, or the subscription to its reply. The text names the missing permission."""
 
 
 class Denials:
-    """Who waits on one connection for an answer that may be denied; `listeners` are told of every refusal."""
+    """The requests of one connection that wait for a reply. `listeners` are called with every refusal."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[Denial], None]] = []
         self._waiting: dict[asyncio.Future[Msg], str] = {}
 
     def note(self, error: str, inbox_prefix: str) -> None:
-        """The server has sent an error: refuse the requests that it is about."""
+        """Handle an error of the server: fail the requests that it refuses."""
         denial = denial_in(error)
         if denial is None:
             return
@@ -79,7 +79,7 @@ class Denials:
                 waiting.set_exception(DeniedError(refusal(f"{inbox_prefix}.>", subscription=True)))
 
     async def request(self, client: Client, subject: str, payload: bytes, timeout: float) -> Msg:
-        """The client's own `request`, which also raises `DeniedError`."""
+        """Like the client's `request`, but raises `DeniedError` as well."""
         refused: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[refused] = subject
         answered = asyncio.ensure_future(client.request(subject, payload, timeout=timeout))

@@ -16,6 +16,7 @@ from jetcapture_py.config.shares import DRAIN_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import Api
 from jetcapture_py.jetstream.consumer import Consumer
+from jetcapture_py.jetstream.imported import OneAnswerError, PullAnswers
 from jetcapture_py.jetstream.pull_limits import Ask, PullLimits
 from jetcapture_py.jetstream.pull_status import PullStatus, Reaction, parse_status, undelivered
 from jetcapture_py.jetstream.wire.client import Connection
@@ -56,6 +57,7 @@ class PullSlot:
     max_bytes: int = 0
     start: int = 0
     start_bytes: int = 0
+    statuses: int = 0
     heard: float = 0.0
     expires: float = 0.0
     not_before: float = 0.0
@@ -80,7 +82,7 @@ class PullSlot:
         self.pull += 1
         self.active, self.batch, self.max_bytes, self.single = True, batch, ask.max_bytes, ask.batch == 1
         self.start, self.start_bytes = self.inbox.by_sid[self.sid]
-        self.heard, self.expires = now, now + expires + GRACE
+        self.heard, self.expires, self.statuses = now, now + expires + GRACE, 0
         return f"{self.subject}.{self.pull}"
 
 
@@ -109,6 +111,7 @@ class Pulls:
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
+        self._answers = PullAnswers(SLOTS + 1)
 
     async def open(self, client: Connection, api: Api, consumer: Consumer) -> None:
         """Subscribe; nothing is pulled yet."""
@@ -157,7 +160,7 @@ class Pulls:
         for slot in self.slots:
             if slot.active and (now > slot.expires or now - max(slot.heard, self.last_data) > SILENCE):
                 event(log, logging.WARNING, "pull.silent", seconds=round(now - slot.heard, 1))
-                slot.active = False
+                self._end(slot, silent=True)
         for slot in self.slots[: self._consumer.state.max_waiting or SLOTS]:  # the server ignores excess pulls
             if not (slot.active or self.held or self.stopped) and self._client.is_connected and now >= slot.not_before:
                 await self._issue(slot, now)
@@ -195,12 +198,21 @@ class Pulls:
     def on_data(self) -> None:
         """Handle received messages. A pull that delivers all it asked for ends without a status."""
         self.last_data = self._clock()
+        ended = self._inbox.empty if self._api.imported else ()
         for slot in self.slots:
-            if slot.active and not slot.left_bytes:
-                slot.active = False
+            if slot.active and (not slot.left_bytes or slot.sid in ended):
+                self._end(slot)
                 self._wake.set()
                 if slot.single:
                     self.limits.single_received(slot.brought, self._consumer.state.max_bytes)
+        self._inbox.empty.clear()
+
+    def _end(self, slot: PullSlot, *, silent: bool = False) -> None:
+        """Record the end of a pull; fail if the API is imported in a way that lets only one answer pass."""
+        slot.active = False
+        answers = self._inbox.by_sid[slot.sid][0] - slot.start + slot.statuses
+        if self._api.imported and self._answers.ended(answers, silent=silent):
+            self._fail(OneAnswerError(self._config.source.stream))
 
     def on_status(self, subject: bytes, block: bytes) -> None:
         """Handle a status."""
@@ -211,13 +223,15 @@ class Pulls:
 
     def _heard(self, slot: PullSlot, pull: str, status: PullStatus, undelivered: int | None) -> None:
         slot.heard = self._clock()
+        slot.statuses += pull == str(slot.pull)
         if status.reaction in (Reaction.ALIVE, Reaction.PULL_AGAIN):
             self.answered = slot.heard
             if slot.single and slot.active:
                 self.limits.single_idle(ended=status.reaction is Reaction.PULL_AGAIN)
         if status.reaction is not Reaction.ALIVE and slot.active and pull == str(slot.pull):
             slot.batch -= undelivered or 0
-            slot.active = undelivered is not None and slot.left > 0
+            if undelivered is None or slot.left <= 0:
+                self._end(slot)
             self._react(slot, status)
             self._wake.set()
 

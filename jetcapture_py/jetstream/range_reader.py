@@ -19,6 +19,7 @@ import nats.errors
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.ack_subject import position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
+from jetcapture_py.jetstream.imported import OneAnswerError, PullAnswers
 from jetcapture_py.jetstream.pull_status import Reaction, parse_status, undelivered, undelivered_bytes
 from jetcapture_py.jetstream.read_session import PAUSE, ReadSession
 from jetcapture_py.jetstream.wire.inbox import Inbox, Received
@@ -67,6 +68,7 @@ class RangeReader:
         self._failure: BaseException | None = None
         self._last = wanted.first - 1  # of what was received
         self._left: deque[tuple[str, Received]] = deque()  # from earlier consumers
+        self._answers = PullAnswers(2)
         self._forget()
 
     def _forget(self) -> None:
@@ -76,7 +78,8 @@ class RangeReader:
         self._most = BATCH
         self._granted = 0  # messages requested by pulls
         self._before = self._checked = self._inbox.total
-        self._skipped = 0  # sequences without a message up to the last one
+        self._skipped = self._statuses = 0  # sequences without a message up to the last one; statuses
+        self._inbox.empty.clear()
         self._idle = self._drained = self._too_large = False
 
     async def messages(self) -> AsyncGenerator[tuple[str, Received]]:
@@ -225,11 +228,18 @@ class RangeReader:
                 self._came = clock()
             if self._credit > 0 and clock() > self._heard + SILENCE:
                 self._disturb("the server stopped responding")
+                self._check_answers()
             late_before, late = late, clock() > self._came + self._session.timeout
             if late and late_before and not (self._finished or self._trouble):  # twice: we may have been suspended
                 raise self._nothing_came("the server answers, but sends no message")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), PAUSE)
+
+    def _check_answers(self) -> None:
+        """Check that a silent pull had more than one answer, if the API is imported. Raises SourceError."""
+        answers = self._inbox.total - self._before + self._statuses
+        if self._api.imported and self._answers.ended(answers, silent=True):
+            raise OneAnswerError(self._wanted.stream)
 
     @property
     def _complete(self) -> bool:
@@ -307,11 +317,14 @@ class RangeReader:
             self._ready.set()
         if self._credit <= self._most // 2:
             self._wake.set()
+        if self._inbox.empty and self._api.imported:
+            self._disturb("an empty message ended the pull")
 
     def _on_status(self, subject: bytes, block: bytes) -> None:
         if not subject.startswith(self._subject.encode()):
             return  # for an earlier consumer
         self._heard = asyncio.get_running_loop().time()
+        self._statuses += 1
         status = parse_status(block)
         if status.reaction not in (Reaction.ALIVE, Reaction.PULL_AGAIN, Reaction.TOO_LARGE):
             self._disturb(f"{status.code} {status.text}")

@@ -47,13 +47,15 @@ class MissingStreamError(SourceError):
 class StreamState:
     """A stream's state: its messages have sequences `first` to `last`; an empty stream has `first` = `last` + 1.
 
-    `gaps`: some of these sequences have no message. `replicated`: other servers hold copies. `keeps_latest`: the stream
-    limits messages per subject, so new messages replace old ones.
+    `first_time` is when the first one was stored, or for an empty stream when that was created. `gaps`: some of these
+    sequences have no message. `replicated`: other servers hold copies. `keeps_latest`: the stream limits messages per
+    subject, so new messages replace old ones.
     """
 
     created: str
     first: int
     last: int
+    first_time: datetime
     gaps: bool
     replicated: bool
     keeps_latest: bool
@@ -69,6 +71,7 @@ class StreamState:
             created=str(answer["created"]),
             first=first,
             last=last,
+            first_time=datetime.fromisoformat(state["first_ts"] if state["messages"] else answer["created"]),
             gaps=last + 1 - first > state["messages"],
             replicated=config.get("num_replicas", 1) > 1,
             keeps_latest=config.get("max_msgs_per_subject", -1) > 0,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import nats.errors
 import pyarrow as pa
@@ -371,13 +372,15 @@ class PullSource:
 
     async def stream_subjects(self) -> tuple[str, ...]:
         """The subjects that the stream takes; none when we are not allowed to ask."""
-        if not self.stream_created:
-            return ()
+        answer = await self.stream_info() if self.stream_created else None
+        return tuple(answer["config"].get("subjects", ())) if answer is not None else ()
+
+    async def stream_info(self) -> dict[str, Any] | None:
+        """The server's answer to STREAM.INFO; None when nobody answers, or we are not allowed to ask."""
         try:
-            answer = await self._api.request(f"STREAM.INFO.{self.stream}")
+            return await self._api.request(f"STREAM.INFO.{self.stream}")
         except (ApiError, UnavailableError):
-            return ()
-        return tuple(answer["config"].get("subjects", ()))
+            return None
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Publish a message that nobody confirms. Raises nats-py's errors."""

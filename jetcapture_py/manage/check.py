@@ -17,11 +17,13 @@ from rich.text import Text
 
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
+from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import SourceError, StoreError
 from jetcapture_py.jetstream.admin import consumer_state, unusable
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
+from jetcapture_py.jetstream.imported import OneAnswerError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage import check_server
 from jetcapture_py.manage.findings import Findings
@@ -104,12 +106,17 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
     check_server.check_wait(findings, consumer, source)
     if stream is None:
         return
+    check_server.check_bucket(findings, source, stream)
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
     check_server.check_limits(findings, config, account, stream, new_consumer=consumer is None)
+    if consumer is None:
+        await check_server.check_work_queue(session, config, findings, stream)
     await check_server.check_filters(session, config, findings, stream)
     try:
         await _traffic(session, config, findings, stream, consumer, outage, price)
+    except OneAnswerError as error:
+        findings.problem("permission", str(error))
     except SourceError as error:
         findings.skipped("traffic", f"the stream cannot be read: {error}")
 
@@ -156,7 +163,7 @@ async def _traffic(
         findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
         return
     unacked = source.max_ack_pending if consumer is None else consumer_state(dict(consumer)).max_ack_pending
-    predicted = forecast(config, newest.traffic(rate), unacked)
+    predicted = forecast(config, newest.traffic(rate, config.block.bundles), unacked)
     findings.figures |= {**asdict(predicted), "keys": len(newest.keys)}
     _blocks(findings, config, predicted, rate, len(newest.keys))
     _cost(findings, predicted, price)
@@ -180,10 +187,14 @@ def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float
     else:
         remedy = f"raise {predicted.limit}, shorten block.interval, or let compaction merge them"
         findings.warning("blocks", f"{text}, not {asked}: {remedy}")
+    if config.block.bundles:
+        return
     if keys > config.limits.open_blocks:
         findings.warning(
             "keys", f"more keys than limits.open_blocks ({config.limits.open_blocks:,}): raise it, or use a coarser key"
         )
+    if keys > MANY_KEYS:
+        findings.warning("keys", f"{keys:,} keys, each with objects of its own: block.bundles stores them together")
 
 
 def _cost(findings: Findings, predicted: Forecast, price: float) -> None:

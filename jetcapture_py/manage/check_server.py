@@ -13,7 +13,7 @@ from jetcapture_py.config.model import Config, Managed, SourceConfig
 from jetcapture_py.config.subjects import overlaps
 from jetcapture_py.config.units import format_duration, format_size
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.admin import consumer_state
+from jetcapture_py.jetstream.admin import check_acks, consumer_state, filters_of
 from jetcapture_py.jetstream.connection import FORBIDDEN, ApiError, UnavailableError
 from jetcapture_py.jetstream.permissions import Denial, DeniedError, refusal
 from jetcapture_py.jetstream.read_session import ReadSession
@@ -78,7 +78,9 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
     try:
         planned = await plans(session, managed)
     except SourceError as error:
-        findings.problem("stream", f"{error}".replace("NATS refused: ", ""))
+        text = f"{error}".replace("NATS refused: ", "")
+        if not any(text in each.text for each in findings.problems):
+            findings.problem("stream", text)
         return []
     for plan in planned:
         where = f"{plan.kind} {plan.name}"
@@ -112,6 +114,21 @@ def check_wait(findings: Findings, answer: Mapping[str, Any] | None, source: Sou
         findings.problem("ack_wait", text)
     elif wait < DOUBTFUL_WAIT:
         findings.warning("ack_wait", text)
+
+
+def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, Any]) -> None:
+    """Check whether a KV bucket keeps replaced entries until they are stored."""
+    if source.bucket is None:
+        return
+    kept = stream["config"].get("max_msgs_per_subject", -1)
+    if kept == 1:
+        findings.warning(
+            "bucket",
+            "it keeps one entry per key: entries that are replaced before they are stored are lost if the capture is "
+            "killed; give it more history",
+        )
+    else:
+        findings.ok("bucket", f"it keeps {kept if kept > 0 else 'all'} entries per key")
 
 
 def check_consumer(findings: Findings, answer: Mapping[str, Any]) -> None:
@@ -151,6 +168,31 @@ def check_limits(
         if 0 < most <= used:
             findings.problem(
                 "account", f"{whose} allows {most} consumers and has {used}; the capture's own is one more"
+            )
+
+
+async def check_work_queue(session: ReadSession, config: Config, findings: Findings, stream: Mapping[str, Any]) -> None:
+    """Check that a work queue allows a new consumer: it starts at the beginning, and others take other subjects."""
+    source = config.source
+    if stream["config"].get("retention") != "workqueue":
+        return
+    if source.deliver_policy != "all":
+        findings.problem(
+            "stream", f"it is a work queue, which allows no deliver_policy {source.deliver_policy}; set it to all"
+        )
+    try:
+        answer = await session.request(f"CONSUMER.LIST.{source.stream}")
+    except SourceError as error:
+        if stream["state"].get("consumer_count"):
+            findings.skipped("stream", f"whether its other consumers leave subjects to this one: {error}")
+        return
+    for other in answer.get("consumers") or ():
+        theirs, own = filters_of(other["config"]) or (">",), source.filter_subjects or (">",)
+        if any(overlaps(one, another) for one in theirs for another in own):
+            findings.problem(
+                "stream",
+                f"it is a work queue, and consumer {other['name']} takes the same subjects; "
+                "set source.filter_subjects to others",
             )
 
 
@@ -199,10 +241,19 @@ async def check_permissions(session: ReadSession, config: Config, findings: Find
     if any(each.about(ack) for each in denied):
         missing.append(f"$JS.ACK.{name}.>")
     listeners.pop()
+    if not new_consumer:
+        await _check_acks(session, source, findings)
     for subject in missing:
         findings.problem("permission", f"{refusal(subject)}; allow it")
     if not missing:
         findings.ok("permission", "this user may pull and acknowledge")
+
+
+async def _check_acks(session: ReadSession, source: SourceConfig, findings: Findings) -> None:
+    try:
+        await check_acks(session.api, source.stream, source.consumer)
+    except SourceError as error:
+        findings.problem("permission", str(error))
 
 
 async def _denied(session: ReadSession, subject: str, payload: bytes) -> bool:

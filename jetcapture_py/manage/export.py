@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jetcapture_py.config import yaml_text
+from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.messages import problems
 from jetcapture_py.config.model import TOO_MANY_UNACKED, Managed, NatsConfig
 from jetcapture_py.config.stream import ConsumerSection, StreamSection
@@ -83,7 +84,8 @@ def source_section(stream: str, consumer: str, config: Mapping[str, Any]) -> dic
     unacked = config.get("max_ack_pending", -1)
     if unacked <= 0:
         raise SourceError(f"{where} has no max_ack_pending; a limit is required")
-    section: dict[str, Any] = {"stream": stream, "consumer": consumer}
+    setting, name = bucket_of(stream) or ("stream", stream)
+    section: dict[str, Any] = {setting: name, "consumer": consumer}
     if filters := list(filters_of(config)):
         section["filter_subjects"] = filters
     section["deliver_policy"] = config["deliver_policy"]

@@ -27,7 +27,7 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Arriving messages: `rate` per second, `message_bytes` of memory each, and the share of every key."""
+    """Arriving messages: `rate` per second, `message_bytes` of memory each, and the share of every key or bundle."""
 
     rate: float
     message_bytes: float

@@ -1,24 +1,31 @@
-"""The `objects` command: list the archive's objects by key and time, from their names alone."""
+"""The `objects` command: list the archive's objects by key and time, from their names.
+
+The footers of objects in bundles say which of them may hold a key that is asked for.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
+from jetcapture_py.errors import VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import escaped, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The objects to list: those of `keys` ("": no key; empty: all) whose bucket overlaps [start, end)."""
+    """The objects to list: those that may hold some of `keys` ("": no key; empty: all) and overlap [start, end)."""
 
     keys: Sequence[str] = ()
     start: datetime | None = None
@@ -26,7 +33,7 @@ class Selection:
 
     def holds(self, name: ObjectName, interval: float) -> bool:
         """Whether an object with buckets of `interval` seconds is selected."""
-        if self.keys and (name.quarantine or (name.key or "") not in self.keys):
+        if self.keys and not name.bundle and (name.quarantine or (name.key or "") not in self.keys):
             return False
         if self.start is not None and name.bucket + interval <= self.start.timestamp():
             return False
@@ -46,18 +53,35 @@ def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]
     storage = ObjectStorage(config.store.url, config.store.options)
     files = ((file.name, file) for file in storage.files(config.source.stream))
     found = [(name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)]
+    if selection.keys:
+        with ThreadPoolExecutor(storage.threads, "objects") as threads:
+            wanted = threads.map(lambda each: _may_hold(storage, each[0], each[1], selection.keys), found)
+            found = [each for each, held in zip(found, wanted, strict=True) if held]
     return sorted(found, key=lambda each: _order(each[0]))
 
 
-def _order(name: ObjectName) -> tuple[bool, bool, str, int, int, int, str]:
+def _may_hold(storage: ObjectStorage, name: ObjectName, file: File, keys: Sequence[str]) -> bool:
+    """Whether a selected object may hold one of these keys: by its footer, if it is in a bundle and in Parquet."""
+    if not (name.bundle and name.parquet):
+        return True
+    try:
+        bundles = int(footer.read(lambda size: storage.read(file, max(0, file.size - size))).get(layout.BUNDLES, 0))
+    except (ValueError, VanishedError):  # without a valid footer, nothing rules it out
+        return True
+    return not bundles or name.bundle in {bundle_of(key, bundles) for key in keys}
+
+
+def _order(name: ObjectName) -> tuple[bool, bool, str, str, int, int, int, str]:
     key = name.key
-    return name.quarantine, key is None, key or "", name.bucket, name.first_seq, name.last_seq, name.digest
+    place = name.quarantine, key is None, name.bundle, key or ""
+    return *place, name.bucket, name.first_seq, name.last_seq, name.digest
 
 
 def _json_lines(found: Iterable[tuple[ObjectName, File]]) -> Iterator[str]:
     for name, file in found:
         fields: dict[str, Any] = {
             "key": name.key,
+            "bundle": name.bundle or None,
             "quarantine": name.quarantine,
             "bucket": format_time(datetime.fromtimestamp(name.bucket, UTC)),
             "first_seq": name.first_seq,
@@ -73,6 +97,7 @@ def _lines(found: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
     cells = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
     for name, file in found:
         key = "(quarantine)" if name.quarantine else "(no key)" if name.key is None else escaped(name.key)
+        key = f"(bundle {name.bundle})" if name.bundle else key
         bucket = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
         cells.append(
             (key, bucket, str(name.first_seq), str(name.last_seq), f"{name.rows:,}", f"{file.size:,}", file.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -41,7 +41,7 @@ class MessageOutcome:
 def outcomes(preparer: Preparer, received: Received) -> list[MessageOutcome]:
     """Decode and route messages as a capture does, in the order of their sequences. `preparer` keeps payloads."""
     try:
-        prepared = preparer(received)
+        prepared = replace(preparer, bundles=0)(received)  # in runs of one key each
     except BatchTooWideError:
         first, rest = received.split(len(received) // 2)
         return sorted(outcomes(preparer, first) + outcomes(preparer, rest), key=lambda found: found.seq)

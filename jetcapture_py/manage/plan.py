@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jetcapture_py.config.buckets import new_stream
 from jetcapture_py.config.model import Managed, SourceConfig
 from jetcapture_py.config.stream import StreamSection, api_values
 from jetcapture_py.errors import SourceError
@@ -54,7 +55,7 @@ async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
     server = await _server(session, answer)
     planned = []
     if managed.stream is not None:
-        planned.append(await _stream_plan(session, name, managed.stream, answer, server))
+        planned.append(await _stream_plan(session, managed, managed.stream, answer, server))
     elif answer is None:
         raise SourceError(f"stream {name} does not exist, and there is no section stream to create it from")
     if managed.source is not None:
@@ -79,11 +80,14 @@ async def _server(session: ReadSession, answer: Mapping[str, Any] | None) -> Ser
 
 
 async def _stream_plan(
-    session: ReadSession, name: str, section: StreamSection, answer: Mapping[str, Any] | None, server: Server
+    session: ReadSession, managed: Managed, section: StreamSection, answer: Mapping[str, Any] | None, server: Server
 ) -> Plan:
+    name, source = managed.stream_name, managed.source
+    defaults = new_stream(*source.holds) if source is not None and source.holds is not None else {}
     wanted = {**api_values(section), "name": name}
     if answer is None:
-        given = {setting: value for setting, value in wanted.items() if value is not None}
+        given = {**defaults, **wanted}
+        given = {setting: value for setting, value in given.items() if value is not None}
         changes = [
             SettingChange(name=setting, old=None, new=value, refusal=server.too_old_for(setting, value))
             for setting, value in given.items()

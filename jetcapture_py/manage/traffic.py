@@ -9,7 +9,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_numbers
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
@@ -49,10 +53,14 @@ class Sample:
         if prepared.quarantine.num_rows and not self.reason:
             self.reason = prepared.quarantine.column(layout.ERROR)[0].as_py()
 
-    def traffic(self, rate: float) -> Traffic:
-        """Return traffic with the sample's keys and sizes at `rate`."""
+    def traffic(self, rate: float, bundles: int) -> Traffic:
+        """Return traffic with the sample's keys, or their bundles, and sizes at `rate`."""
         total = max(sum(self.keys.values()), 1)
-        shares = [count / total for count in self.keys.values()] or [1.0]
+        counts = list(self.keys.values())
+        if bundles:
+            numbers = bundle_numbers(pa.array(list(self.keys), pa.string()), bundles)
+            counts = [count for count in np.bincount(numbers, counts, bundles).tolist() if count]
+        shares = [count / total for count in counts] or [1.0]
         return Traffic(rate=rate, message_bytes=self.size / max(self.messages, 1), shares=shares)
 
 
@@ -61,7 +69,7 @@ async def sample(session: ReadSession, config: Config) -> Sample:
     prepare = preparer(config, None, None)
     found = Sample()
     for name, received in await newest(session, config, SAMPLE):
-        await asyncio.to_thread(_prepare, found, replace(prepare, consumer=name), received)
+        await asyncio.to_thread(_prepare, found, replace(prepare, consumer=name, bundles=0), received)
     return found
 
 

@@ -139,6 +139,15 @@ class ObjectStorage:
         """Open the file for Arrow, which reads only the ranges it needs."""
         return pa.PythonFile(_Parts(self, file), mode="r")
 
+    def notes(self, directory: str) -> list[str]:
+        """List the small files in a directory, by their paths relative to the root; none with `{key}` in the URL.
+
+        Raises StoreError.
+        """
+        self._do(_fresh)
+        found = [] if self.divided else self._listed("ls", f"{self._template}/{directory}")
+        return sorted(f"{directory}/{str(each['name']).rpartition('/')[2]}" for each in found if each["type"] == "file")
+
     def note(self, path: str) -> bytes | None:
         """Read the small file at `path`, relative to the root; None if it does not exist. Raises StoreError."""
         try:

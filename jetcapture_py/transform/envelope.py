@@ -40,10 +40,12 @@ def assemble(stream: str, consumer: str, received: Received, *, headers: bool = 
         subjects, replies, blocks, payloads = (each.take(real) for each in (subjects, replies, blocks, payloads))
     texts, subject_failures = _subjects(subjects)
     found, raw_headers, header_failures = _headers(blocks if headers else blocks.slice(0, 0), len(blocks))
+    microseconds = nanoseconds // 1000
     columns = [
         texts,
         pa.array(seq, pa.int64()),
-        pa.array(nanoseconds // 1000, pa.timestamp("us", "UTC")),
+        pa.array(microseconds, pa.timestamp("us", "UTC")),
+        pa.array((nanoseconds - microseconds * 1000).astype(np.int16), pa.int16()),
         pa.array(np.minimum(delivered, _MOST_DELIVERED).astype(np.int32), pa.int32()),
         found,
         payloads,

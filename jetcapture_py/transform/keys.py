@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_numbers, bundle_text
 from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 
@@ -34,14 +35,14 @@ class KeyFunction(Protocol):
         ...
 
 
-def make_key(text: str, decode: FormatConfig | None = None) -> KeyFunction:
-    """The key function of a template, or the one that `package.module:function` names; else ValueError.
+def make_key(text: str, decode: FormatConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
+    """Return the key function of a template, or the one named by `package.module:function`. Raises ValueError.
 
     `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
-    its fields from the message's own payload.
+    its fields from the message's own payload; not those in `own`, which do not come from payloads.
     """
     if not plugins.is_reference(text):
-        return TemplateKey(text, payload_texts(decode))
+        return TemplateKey(text, payload_texts(decode), own)
     found = plugins.load(text)
     if not callable(found):
         raise ValueError(f"{text} is not a function")
@@ -70,12 +71,18 @@ def payload_texts(decode: FormatConfig | None, *, times: bool = False) -> Callab
 class TemplateKey:
     """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads.
+    Fields are decoded columns, or what a reader that `texts` makes for their names finds in payloads; those in `own`
+    are always columns.
     """
 
-    def __init__(self, template: str, texts: Callable[[Sequence[str]], FieldTexts] | None = None) -> None:
+    def __init__(
+        self,
+        template: str,
+        texts: Callable[[Sequence[str]], FieldTexts] | None = None,
+        own: Collection[str] = (),
+    ) -> None:
         self.parts = parse_template(template)
-        names = [str(part.value) for part in self.parts if part.kind == "field"]
+        names = [name for part in self.parts if part.kind == "field" and (name := str(part.value)) not in own]
         self._texts = texts(names) if names and texts is not None else None
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
@@ -103,7 +110,8 @@ def _column(
         return _token(subjects.dictionary, int(part.value)).take(subjects.indices)
     if part.kind == "header":
         return header_values(batch.column(layout.HEADERS), str(part.value))
-    return _field(fields, str(part.value), len(batch)) if texts is None else texts[str(part.value)]
+    name = str(part.value)
+    return _field(fields, name, len(batch)) if texts is None or name not in texts else texts[name]
 
 
 def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
@@ -115,19 +123,19 @@ def _token(subjects: pa.StringArray, number: int) -> pa.StringArray:
 
 
 def header_values(headers: pa.MapArray, name: str) -> pa.StringArray:
-    """The first value of a header; names compare exactly, as NATS does."""
+    """Return the first value of a header; names are case-sensitive, as in NATS."""
     if headers.null_count == len(headers):
         return pa.nulls(len(headers), pa.string())
     return pc.list_element(_padded(pc.map_lookup(headers, name, "first")), 0)
 
 
 def _padded(lists: pa.ListArray) -> pa.ListArray:
-    """The lists, empty ones as null, so that their first element can be asked for."""
+    """Return the lists with empty ones as null, so that their first element can be taken."""
     return pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, pa.scalar(None, lists.type))
 
 
 def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
-    """A decoded field as text; null where it is not a scalar.
+    """Return a decoded field as text; null if it is not a scalar.
 
     `rows` counts the messages, because Arrow counts no rows where nothing was decoded.
     """
@@ -138,7 +146,7 @@ def _field(fields: pa.RecordBatch, path: str, rows: int) -> pa.StringArray:
 
 
 def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
-    """A decoded field by its column name, or by a path through structs; None when there is none."""
+    """Find a decoded field by its column name, or by a path through structs; return None without one."""
     for name in (path, layout.field_name(path)):
         if name in fields.schema.names:
             return fields.column(name)
@@ -153,36 +161,53 @@ def field_column(fields: pa.RecordBatch, path: str) -> pa.Array | None:
 
 
 def buckets(timestamps: pa.Array, interval: int) -> Any:
-    """Start of each message's interval, in seconds since the epoch, as int64; `interval` in seconds."""
+    """Return the start of each message's interval as int64 seconds since the epoch; `interval` is in seconds."""
     seconds = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False) // 1_000_000
     return seconds - seconds % interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Consecutive rows of one (key, bucket): `start` and `length` count rows."""
+    """Consecutive rows of one (key, bucket) or (bundle, bucket): `start` and `length` count rows.
+
+    `bundle` is as in `BlockId`; with it, `key` is None.
+    """
 
     key: str | None
     bucket: int
     start: int
     length: int
+    bundle: str = ""
 
 
-def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.RecordBatch, Sequence[Run]]:
-    """Bring rows of one (key, bucket) together, otherwise in their order, and say where each group lies.
+def without_empty(keys: pa.StringArray) -> pa.StringArray:
+    """Return the keys with "" as null: it counts as no key."""
+    return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
 
-    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key.
+
+def group(
+    rows: pa.RecordBatch, keys: pa.StringArray, starts: Any, bundles: int = 0
+) -> tuple[pa.RecordBatch, Sequence[Run]]:
+    """Group rows by (key, bucket), otherwise in their order, and return where each group is.
+
+    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key. With `bundles`, rows of one (bundle,
+    bucket) are brought together, and there is no Python object per key.
     """
     if not rows.num_rows:
         return rows, ()
     encoded = keys.dictionary_encode(null_encoding="encode")
-    names = encoded.dictionary.to_pylist()
-    if "" in names:
-        return group(rows, pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys), starts)
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    if bundles:
+        found, codes = np.unique(bundle_numbers(encoded.dictionary, bundles)[codes], return_inverse=True)
+        names = [bundle_text(number, bundles) for number in found.tolist()]
+    else:
+        names = encoded.dictionary.to_pylist()
+        if "" in names:
+            return group(rows, without_empty(keys), starts)
     one = (starts == starts[0]).all()
     bucket_values, bucket_codes = (starts[:1], 0) if one else np.unique(starts, return_inverse=True)
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    codes = (codes * len(bucket_values) + bucket_codes).astype(np.min_scalar_type(len(names) * len(bucket_values)))
+    codes = codes.astype(np.int64) * len(bucket_values) + bucket_codes
+    codes = codes.astype(np.min_scalar_type(len(names) * len(bucket_values)))
     if (codes[1:] < codes[:-1]).any():
         order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
         codes = codes[order]
@@ -190,7 +215,8 @@ def group(rows: pa.RecordBatch, keys: pa.StringArray, starts: Any) -> tuple[pa.R
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]
     runs = [
         Run(
-            key=names[int(codes[start]) // len(bucket_values)],
+            key=None if bundles else names[int(codes[start]) // len(bucket_values)],
+            bundle=names[int(codes[start]) // len(bucket_values)] if bundles else "",
             bucket=int(bucket_values[int(codes[start]) % len(bucket_values)]),
             start=start,
             length=stop - start,

@@ -6,8 +6,8 @@ reason and the raw bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +15,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import Decoder, Failure, MessageBatch
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
-from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group
+from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.event_time import EventTime
+
+
+ENVELOPE_BYTES = 64 << 20
+"""Bytes of subjects and headers at once in messages of several rows, which have them in each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,8 @@ class Prepared:
 class Preparer:
     """Prepares batches of one consumer; `interval` is the block interval in seconds.
 
-    `time` finds the time that buckets are made of; None: the stream's timestamp.
+    `time` finds the time that buckets are made of; None: the stream's timestamp. With `bundles`, rows have their key as
+    a column, and are routed to that many bundles.
     """
 
     stream: str
@@ -61,6 +67,7 @@ class Preparer:
     interval: int
     keep_payload: bool
     time: EventTime | None = None
+    bundles: int = 0
 
     def __call__(self, received: Received) -> Prepared:
         """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
@@ -69,7 +76,7 @@ class Preparer:
         failures = {failure.index: failure for failure in assembled.failures}
         good = _without(len(batch), failures)
         readable = batch if good is None else _take(batch, good)
-        decoded = decode_checked(self.decoder, readable)
+        decoded = _without_bulk(readable, decode_checked(self.decoder, readable))
         for failure in decoded.failures:
             index = failure.index if good is None else int(good[failure.index])
             failures[index] = Failure(index=index, stage=failure.stage, error=failure.error)
@@ -78,10 +85,8 @@ class Preparer:
         rows = readable if messages is None else rows_of(readable, messages, first)
         sources = np.arange(len(readable)) if messages is None else messages.to_numpy()
         sources = sources if good is None else good.to_numpy()[sources]
-        keys, wrong = self._keys(rows, fields)
-        if first is not None:
-            keys = keys.take(pa.array(first))  # all rows of a message go to one block, which acknowledges it
-        times, untimed = self._times(rows, fields, first)
+        keys, wrong = _of_first(self._keys, rows, fields, first)
+        times, untimed = _of_first(self._times, rows, fields, first)
         for stage, errors in (("time", untimed), ("key", wrong)):
             for index, error in errors.items():
                 failures[int(sources[index])] = Failure(index=int(sources[index]), stage=stage, error=error)
@@ -91,7 +96,8 @@ class Preparer:
             keys, fields = keys.filter(mask), fields.filter(mask) if fields.num_columns else fields
             messages = messages.filter(mask) if messages is not None else None
             times = times.filter(mask)
-        table, runs = group(self._columns(rows.rows, fields, messages, times), keys, buckets(times, self.interval))
+        columns = self._columns(rows.rows, fields, messages, times, keys)
+        table, runs = group(columns, keys, buckets(times, self.interval), self.bundles)
         quarantine, quarantine_runs = self._quarantine(batch, failures.values(), assembled.raw_headers)
         delivered = batch.column(layout.DELIVERED)
         return Prepared(
@@ -107,9 +113,14 @@ class Preparer:
         )
 
     def _columns(
-        self, rows: pa.RecordBatch, fields: pa.RecordBatch, messages: pa.Int32Array | None, times: pa.TimestampArray
+        self,
+        rows: pa.RecordBatch,
+        fields: pa.RecordBatch,
+        messages: pa.Int32Array | None,
+        times: pa.TimestampArray,
+        keys: pa.StringArray,
     ) -> pa.RecordBatch:
-        """Return envelope and decoded fields as one batch."""
+        """Return envelope, keys if they are a column, and decoded fields as one batch."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
@@ -117,23 +128,17 @@ class Preparer:
             columns[layout.ROW] = pa.array(np.arange(len(first)) - first, pa.int32())
         if self.time is not None:
             columns[layout.TIME] = times
+        if self.bundles:
+            columns[layout.KEY] = without_empty(keys)
         if fields.num_columns:
             columns.update(zip(fields.schema.names, fields.columns, strict=True))
         return pa.RecordBatch.from_pydict(columns)
 
-    def _times(
-        self, rows: MessageBatch, fields: pa.RecordBatch, first: Any
-    ) -> tuple[pa.TimestampArray, dict[int, str]]:
-        """Return the time of every row, which is that of its message's first row, and by row why there is none."""
+    def _times(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
+        """Return the time of every row, and by row why there is none."""
         if self.time is None or not len(rows):
             return rows.column(layout.TIMESTAMP), {}
-        if first is None:
-            return _read_times(self.time, rows, fields)
-        firsts, places = np.unique(first, return_inverse=True)
-        chosen = pa.array(firsts)
-        chosen_fields = fields.take(chosen) if fields.num_columns else fields
-        times, wrong = _read_times(self.time, _take(rows, chosen), chosen_fields)
-        return times.take(pa.array(places)), {int(firsts[index]): error for index, error in wrong.items()}
+        return _read_times(self.time, rows, fields)
 
     def _keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
         """Return the key of every row, and by row why it is invalid."""
@@ -179,6 +184,68 @@ class Preparer:
         columns[layout.RAW_HEADERS] = pa.array([raw_headers.get(failure.index) for failure in found], pa.binary())
         starts = buckets(rows.column(layout.TIMESTAMP), self.interval)
         return group(pa.RecordBatch.from_pydict(columns), pa.nulls(len(found), pa.string()), starts)
+
+
+def _of_first(find: Callable[..., Any], rows: MessageBatch, fields: pa.RecordBatch, first: Any) -> Any:
+    """Call `find` for the first row of every message, because all its rows go to one block, which acknowledges it.
+
+    Return what it found for every row, and by row why it found nothing.
+    """
+    if first is None:
+        return find(rows, fields)
+    firsts, places = np.unique(first, return_inverse=True)
+    chosen = pa.array(firsts)
+    found, wrong = find(_take(rows, chosen), fields.take(chosen) if fields.num_columns else fields)
+    return found.take(pa.array(places)), {int(firsts[index]): error for index, error in wrong.items()}
+
+
+def _without_bulk(batch: MessageBatch, decoded: Decoded) -> Decoded:
+    """Fail messages whose headers, repeated in each of their rows, would take more than `ENVELOPE_BYTES`.
+
+    Raises BatchTooWideError when several messages together would.
+    """
+    messages, fields = decoded.messages, decoded.fields
+    if messages is None or len(messages) <= len(batch):
+        return decoded
+    counts = np.bincount(messages.to_numpy(), minlength=len(batch))
+    sizes = counts * _envelope_sizes(batch)
+    bulky = np.flatnonzero((sizes > ENVELOPE_BYTES) & (counts > 1))
+    if sizes.sum() - sizes[bulky].sum() > ENVELOPE_BYTES and len(batch) > 1:
+        raise BatchTooWideError
+    if not len(bulky):
+        return decoded
+    kept = pa.array(~np.isin(messages.to_numpy(), bulky))
+    failures = [
+        Failure(
+            index=int(index),
+            stage="decode",
+            error=f"its subject and headers, in each of its {counts[index]} rows, would take {sizes[index]} bytes; "
+            f"the limit is {ENVELOPE_BYTES}",
+        )
+        for index in bulky
+    ]
+    return replace(
+        decoded,
+        fields=fields.filter(kept) if fields.num_columns else fields,
+        messages=messages.filter(kept),
+        failures=(*decoded.failures, *failures),
+    )
+
+
+def _envelope_sizes(batch: MessageBatch) -> Any:
+    """Return the bytes of each message's subject, ack subject and headers."""
+    headers = batch.column(layout.HEADERS)
+    names, values = headers.keys, headers.items
+    of_names, of_values = _up_to(names), _up_to(values.values)[values.offsets.to_numpy()]
+    ends = headers.offsets.to_numpy()
+    sizes = np.diff(of_names[ends]) + np.diff(of_values[ends])
+    return sizes + sum(pc.binary_length(batch.rows.column(name)).to_numpy() for name in (layout.SUBJECT, REPLY))
+
+
+def _up_to(texts: pa.StringArray) -> Any:
+    """Return the total bytes of the texts before each of them, and of all."""
+    sizes = pc.fill_null(pc.binary_length(texts), 0).to_numpy()
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def _read_times(

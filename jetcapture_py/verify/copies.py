@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
@@ -32,11 +33,12 @@ _NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An examined object; `whole`: it has every sequence from its first to its last."""
+    """An examined object; `whole`: it has every sequence from its first to its last. `bundles` is as in `Held`."""
 
     file: File
     name: ObjectName
     whole: bool
+    bundles: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +78,12 @@ class Finder:
     ) -> None:
         self._storage, self._life, self._repeated, self._progress = storage, life, repeated, progress
         self._writer = writer
-        self._seen = [each for each in seen if repeated.near(each.name.first_seq, each.name.last_seq)]
-        self._seen.sort(key=lambda each: (each.name.quarantine, each.name.key or "", each.name.bucket))
-        self._groups = [each.name.group for each in self._seen]
+        every = list(seen)
+        known = {each.name: each.bundles for each in every if each.bundles is not None}
+        self._group = layout.groups((each.name for each in every), known)
+        self._seen = [each for each in every if repeated.near(each.name.first_seq, each.name.last_seq)]
+        self._seen.sort(key=lambda each: (each.name.quarantine, repr(self._group(each.name))))
+        self._groups = [self._group(each.name) for each in self._seen]
         self._unread: set[str] = set()
         self._found = Copies()
 
@@ -95,7 +100,7 @@ class Finder:
         """Return the sequences in objects of different groups."""
         found, archived, quarantined = Sequences(), Sequences(), Sequences()
         looked = enumerate(in_order("copies", self._storage.threads, self._sequences, self._seen), 1)
-        for _, members in groupby(looked, key=lambda found: found[1][0].name.group):
+        for _, members in groupby(looked, key=lambda found: self._group(found[1][0].name)):
             own = Sequences()
             for done, (each, seqs) in members:
                 self._progress("copies", done, len(self._seen))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
 from jetcapture_py.verify import rows
+from jetcapture_py.verify.incarnation import Incarnation as Incarnation
 from jetcapture_py.verify.rows import DamagedError as DamagedError
 
 TAIL = footer.USUAL
@@ -39,29 +38,12 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incarnation:
-    """The stream's current incarnation: its creation time as sent by the server, and in microseconds since the epoch.
-
-    A recreated stream counts from 1 again, so only messages of this incarnation can be compared with the stream. With
-    `mirror`, messages may be older than the stream.
-    """
-
-    created: str
-    since: int
-    mirror: bool
-
-    @classmethod
-    def of(cls, created: str, *, mirror: bool) -> Incarnation:
-        """Parse a creation time. Raises ValueError."""
-        return cls(created=created, since=microseconds_of(datetime.fromisoformat(created)), mirror=mirror)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """An object's messages of the current incarnation: every sequence of a range, or `seqs`, an int64 array.
 
     `messages` counts these, `older` those of earlier incarnations; `newest` is the latest timestamp in microseconds.
-    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it.
+    `signed`: it is proven, by checksums or by its rows. `by_name`: nothing can read it. `bundles` is the number in the
+    footer of an object in a bundle.
     """
 
     name: ObjectName
@@ -73,6 +55,7 @@ class Held:
     newest: int
     signed: bool
     by_name: bool = False
+    bundles: int | None = None
 
 
 def examine(
@@ -120,6 +103,7 @@ def examine(
         older=messages - count,
         newest=newest,
         signed=item.signed,
+        bundles=int(item.own[layout.BUNDLES]) if name.bundle else None,
     )
 
 
@@ -149,7 +133,7 @@ def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: Use
     seqs, times = rows.identities(storage, file, name, writer)
     if len(seqs) != name.rows or not name.rows:
         raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
-    seqs, times = _once(seqs, times)
+    seqs, times = _once(name, seqs, times)
     check_identities(name, seqs, times, len(seqs))
     return seqs, times
 
@@ -173,8 +157,11 @@ def _named(file: File, name: ObjectName) -> Held:
     )
 
 
-def _once(seqs: Any, times: Any) -> tuple[Any, Any]:
-    """Return each message once; the rows of a message follow one another."""
+def _once(name: ObjectName, seqs: Any, times: Any) -> tuple[Any, Any]:
+    """Return each message once; the rows of a message follow one another. Those of a bundle are sorted by key."""
+    if name.bundle:
+        order = np.lexsort((times, seqs))
+        seqs, times = seqs[order], times[order]
     first = np.ones(len(seqs), np.bool_)
     first[1:] = (seqs[1:] != seqs[:-1]) | (times[1:] != times[:-1])
     return seqs[first], times[first]
@@ -216,23 +203,16 @@ def _of_life(seqs: Any, times: Any, life: Incarnation | None, present: bool | No
         return seqs[:0], times[:0]
     if life is None or present:
         return seqs, times
-    return seqs[times >= life.since], times[times >= life.since]
+    included = life.includes(seqs, times)
+    return seqs[included], times[included]
 
 
 def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, high: int | None) -> bool | None:
     """Whether all (True) or none (False) of an object's messages are of the current incarnation; None: some or unknown.
 
-    `low` and `high` are its earliest and latest timestamp. They decide if the footer does not, as for objects of
-    several incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
+    `low` and `high` are its earliest and latest timestamp.
     """
-    created = own.get("stream_created", "")
-    if life is None or created == life.created:
-        return True
-    if life.mirror:
-        return created in ("", life.created)
-    if low is None or high is None or low < life.since <= high:
-        return None
-    return low >= life.since
+    return True if life is None else life.holds(own.get("stream_created", ""), low, high)
 
 
 class _Object:
@@ -293,6 +273,8 @@ class _Object:
             said |= {"digest": name.digest, "quarantine": "true" if name.quarantine else ""}
         if name.event_time != ("time" in own):
             raise DamagedError("its name and its footer differ in what its bucket is made of")
+        if not layout.is_one_of(name.bundle, own.get(layout.BUNDLES, "")):
+            raise DamagedError(f"its footer says bundles {own.get(layout.BUNDLES, '')!r}, its name {name.bundle!r}")
         for entry, value in said.items():
             if own.get(entry, "") != value:
                 raise DamagedError(f"its footer says {entry} {own.get(entry, '')!r}, its name {value!r}")
@@ -370,7 +352,7 @@ class _Object:
         seq, time = np.concatenate(seqs), np.concatenate(times)
         if seq.dtype != np.int64 or time.dtype != np.int64 or not len(seq):
             raise DamagedError("its sequences and timestamps are invalid")
-        return _once(seq, time)
+        return _once(self._name, seq, time)
 
     def _read(self, columns: list[str] | None, take: Any) -> None:
         try:

@@ -24,10 +24,10 @@ from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.text import plural
-from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.holes import Missing, list_gaps
+from jetcapture_py.verify.incarnation import Incarnation
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import Report, WatermarkFinding, time_text
+from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
 from jetcapture_py.verify.stream import MARGIN, read, start_of
 
@@ -120,7 +120,8 @@ def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark
 class _Known:
     """The server's state before the archive was scanned. `start` is the consumer's first sequence.
 
-    `aged` is the last sequence stored at or before the watermark's time, None if unknown.
+    `aged` is the last sequence stored at or before the watermark's time, None if unknown. `restored` is the last one
+    stored before the stream was created: it was restored from a backup, or was a mirror. 0 without any.
     """
 
     state: StreamState
@@ -130,6 +131,7 @@ class _Known:
     unsure: tuple[int, int]
     """Range of sequences in which the consumer may have started."""
     aged: int | None
+    restored: int
 
 
 async def _known(session: ReadSession, source: SourceConfig, mark: watermark.Watermark | None) -> _Known:
@@ -142,7 +144,16 @@ async def _known(session: ReadSession, source: SourceConfig, mark: watermark.Wat
         if note:
             unsure = (start, await session.first_at(source.stream, moment + MARGIN) - 1)
     aged = await _aged(session, source.stream, state, consumer, mark)
-    return _Known(state=state, consumer=consumer, start=start, note=note, unsure=unsure, aged=aged)
+    restored = await _restored(session, source.stream, state)
+    return _Known(state=state, consumer=consumer, start=start, note=note, unsure=unsure, aged=aged, restored=restored)
+
+
+async def _restored(session: ReadSession, stream: str, state: StreamState) -> int:
+    """Return the last sequence stored before the stream was created; 0 without any, or if it cannot be known."""
+    created = datetime.fromisoformat(state.created)
+    if state.mirror or state.retention in _GONE_ONCE_ACKED or state.first_time >= created:
+        return 0
+    return await session.first_at(stream, created) - 1
 
 
 async def _aged(
@@ -185,7 +196,8 @@ class _Scope:
         seq = mark.seq if mark is not None and mark.created == state.created else 0
         time = microseconds_of(mark.time) if mark is not None and known.aged else 0
         top = max(floor, min(max(seq, known.aged or 0), state.last))
-        life = Incarnation.of(state.created, mirror=state.mirror)
+        oldest = microseconds_of(state.first_time)
+        life = Incarnation.of(state.created, mirror=state.mirror, restored=known.restored, oldest=oldest)
         return cls(
             life=life,
             start=known.start,
@@ -301,6 +313,7 @@ def _report(
         older=found.older,
         watermark=_judged(scope, mark, missing),
         unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
+        layouts=tuple(LayoutCount(bundles=n, objects=found.layouts[n]) for n in sorted(found.layouts, key=str)),
     )
 
 

@@ -45,6 +45,14 @@ class WatermarkFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCount:
+    """`objects` in one layout: in this number of bundles, under their keys if it is 0; None if it is unknown."""
+
+    bundles: int | None
+    objects: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The result of a proof.
 
@@ -55,8 +63,8 @@ class Report:
     archive skips where the stream no longer has messages. `duplicates` counts further copies, `read_twice` messages
     with copies under different keys or buckets, which readers do not compare (the first are in `copies`), and
     `also_quarantined` those in both archive and quarantine. `quarantined` and `older` (of earlier incarnations) count
-    messages; `bytes` is the size of all `objects`; `unsigned` objects have no checksums. `unchecked` lists what was not
-    checked, and why.
+    messages; `bytes` is the size of all `objects`; `unsigned` objects have no checksums. `layouts` are those of objects
+    outside the quarantine. `unchecked` lists what was not checked, and why.
     """
 
     stream: str
@@ -91,6 +99,7 @@ class Report:
     older: int
     watermark: WatermarkFinding | None
     unchecked: tuple[str, ...]
+    layouts: tuple[LayoutCount, ...] = ()
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 0 for a complete archive without messages that are read twice, else 1.
@@ -115,6 +124,9 @@ def _lines(report: Report) -> Iterator[str]:
     checked = "every byte read" if report.deep else "every footer read"
     quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
     yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
+    if len(report.layouts) > 1:
+        parts = ", ".join(_layout(each) for each in report.layouts)
+        yield f"layouts: {parts}; readers take all objects of a bucket that has several layouts for one group"
     if report.holes:
         yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
@@ -153,6 +165,11 @@ def _lines(report: Report) -> Iterator[str]:
     if report.unchecked:
         yield "not checked:"
         yield from _some(list(report.unchecked), len(report.unchecked))
+
+
+def _layout(each: LayoutCount) -> str:
+    where = "an unknown number of bundles" if each.bundles is None else plural(each.bundles, "bundle", grouped=True)
+    return f"{_count(each.objects, 'object')} {f'in {where}' if each.bundles != 0 else 'under keys'}"
 
 
 def _verdict(report: Report) -> str:

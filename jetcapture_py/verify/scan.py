@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,7 +42,8 @@ class ArchiveScan:
     `quarantined` counts those in quarantine, `older` messages of earlier incarnations, `by_name` objects that nothing
     can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of each kind. `newest` is
     the latest timestamp in microseconds in objects that end at or before the bound, 0 without one. `repeated` are
-    sequences that several of the `seen` objects have. `restless`: objects disappeared in every round.
+    sequences that several of the `seen` objects have. `restless`: objects disappeared in every round. `layouts` counts
+    objects by their number of bundles, 0 for those under keys and None where it is unknown; the quarantine has none.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
@@ -62,6 +64,7 @@ class ArchiveScan:
     unsigned_count: int = 0
     by_name: int = 0
     restless: bool = False
+    layouts: Counter[int | None] = field(default_factory=Counter)
 
 
 def survey(
@@ -156,8 +159,10 @@ def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
     found.older += held.older
     if held.name.quarantine:
         found.quarantined += held.messages
+    else:
+        found.layouts[held.bundles if held.name.bundle else 0] += 1
     if held.messages:
-        found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None))
+        found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None, bundles=held.bundles))
         again = found.sequences.add(held.seqs) if held.range is None else found.sequences.add_range(*held.range)
         if len(again):
             found.repeated.add(again)

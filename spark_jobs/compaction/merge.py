@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import with_keys
 from jetcapture_py.archive.schema import conform
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compaction.files import Files, Footer, RowGroup
@@ -205,7 +206,8 @@ class _Surveyor:
 class Rows:
     """The distinct rows of a unit with sequences from `first` to `end` (exclusive), sorted by identity.
 
-    They have the columns of `schema`, the unified schema of the objects. Of equal rows, the first object's is used.
+    They have the columns of `schema`, the unified schema of the objects, with the keys of objects under keys where it
+    has a column for them. Of equal rows, the first object's is used.
     """
 
     def __init__(
@@ -238,7 +240,10 @@ class Rows:
 
     def _read(self, part: tuple[int, RowGroup]) -> tuple[int, pa.Table]:
         source, group = part
+        name = self._unit.sources[source].name
         table = self._files.rows(self._unit.sources[source], group.index)
+        if with_keys(self._schema) and not name.bundle:
+            table = table.append_column(layout.KEY, pa.repeat(pa.scalar(name.key, pa.string()), table.num_rows))
         batches = [conform(batch, self._schema) for batch in table.to_batches()]
         table = pa.Table.from_batches(batches, self._schema)
         if group.first >= self._first and group.last < self._end:

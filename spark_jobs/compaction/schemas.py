@@ -12,7 +12,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import unify
+
+
+def without_keys(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of an object without its column of keys."""
+    return pa.schema([field for field in schema if field.name != layout.KEY])
+
+
+def with_key_column(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the column of keys where the capture has it: after the envelope."""
+    own = (*layout.ENVELOPE, *layout.OPTIONAL)
+    before = [field for field in schema if field.name in own]
+    after = [field for field in schema if field.name not in own]
+    return pa.schema([*before, pa.field(layout.KEY, pa.string()), *after])
 
 
 def classes(schemas: Sequence[pa.Schema]) -> list[tuple[pa.Schema, list[int]]]:

@@ -14,9 +14,11 @@ from spark_jobs.compaction.unit import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Effect on one group: its objects, their bytes, and the number of copied rows removed."""
+    """Effect on one group: its objects, their bytes, and the number of copied rows removed. `bundle` is "" for the
+    objects of one key."""
 
     key: str | None
+    bundle: str
     bucket: str
     objects_before: int
     objects_after: int
@@ -58,6 +60,7 @@ def summarize(
         if gone or outcome.written:
             change = Change(
                 key=outcome.key,
+                bundle=outcome.bundle,
                 bucket=f"{datetime.fromtimestamp(outcome.bucket, UTC):%Y-%m-%dT%H:%M:%SZ}",
                 objects_before=outcome.objects,
                 objects_after=outcome.objects + len(outcome.written) - len(gone),
@@ -66,7 +69,7 @@ def summarize(
                 duplicates=outcome.duplicates if gone else 0,
             )
             changes.append(change)
-    changes.sort(key=lambda change: (change.key or "", change.bucket))
+    changes.sort(key=lambda change: (change.key or "", change.bundle, change.bucket))
     total = sum(sizes.values())
     return Summary(
         dry_run=dry_run,
@@ -86,6 +89,7 @@ def report(stream: str, summary: Summary) -> Iterator[str]:
     if summary.dry_run:
         for change in summary.changes:
             key = "no key" if change.key is None else f'key "{escaped(change.key)}"'
+            key = f"bundle {change.bundle}" if change.bundle else key
             yield f"{key}, {change.bucket}: {_difference(change)}"
     verb = "would be " if summary.dry_run else ""
     duplicates = plural(summary.duplicates, "duplicate row", grouped=True)

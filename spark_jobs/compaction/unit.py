@@ -7,25 +7,32 @@ replace them still exist.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of, bundle_text
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
+from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
 from spark_jobs.compaction.files import Files, Footer
 from spark_jobs.compaction.merge import Identities, Rows, survey
 from spark_jobs.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
-from spark_jobs.compaction.schemas import classes
+from spark_jobs.compaction.schemas import classes, with_key_column, without_keys
 
 SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
+SEVERAL = "bundles of several numbers; only those of one number were merged"
+INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
+TAKEN = "a column is called bundle, which is a name of the archive's"
 
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
@@ -35,11 +42,15 @@ _CLOSE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSpec:
-    """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch)."""
+    """Settings: make objects of `target` bytes in buckets that ended before `closed` (seconds since the epoch).
+
+    With `bundles`, all objects move to this number of bundles.
+    """
 
     target: int
     closed: float
     dry_run: bool = False
+    bundles: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +64,7 @@ class Outcome:
 
     key: str | None
     bucket: int
+    bundle: str = ""
     objects: int = 0
     size: int = 0
     written: list[tuple[str, int]] = field(default_factory=list)
@@ -71,10 +83,10 @@ def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) 
     try:
         found.extend(_outcomes(files, spec, sources))
     except VanishedError:
-        found.append(Outcome(key=name.key, bucket=name.bucket, left=CHANGED))
+        found.append(_left(name, CHANGED))
     except Exception as error:  # continue with other units
         text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
-        found.append(Outcome(key=name.key, bucket=name.bucket, left=text, failed=True))
+        found.append(replace(_left(name, text), failed=True))
     finally:
         files.forget()
     return found
@@ -86,16 +98,62 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
         footers += files.each(files.footer, some)
         if name.bucket + _interval(footers) > spec.closed:
-            yield Outcome(key=name.key, bucket=name.bucket, left=OPEN)
+            yield _left(name, OPEN)
             return
-    existing = frozenset(source.name.path for source in sources)
-    kinds = classes([footer.schema for footer in footers])
+    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for index, (source, footer) in enumerate(zip(sources, footers, strict=True)):
+        bundles = _bundles(files, source, footer)
+        if spec.bundles and bundles % spec.bundles:
+            yield _left(source.name, INDIVISIBLE)
+        elif spec.bundles and layout.BUNDLE in (each.lower() for each in footer.schema.names):
+            yield _left(source.name, TAKEN)
+        elif spec.bundles:
+            groups[_moved(source.name, spec.bundles), spec.bundles].append(index)
+        else:
+            groups[source.name.bundle, bundles].append(index)
+    if len({bundles for _, bundles in groups}) > 1:
+        yield _left(name, SEVERAL)
+    for (bundle, bundles), members in groups.items():
+        yield from _merged(files, spec, (bundle, bundles), [(sources[index], footers[index]) for index in members])
+
+
+def _left(name: ObjectName, reason: str) -> Outcome:
+    return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, left=reason)
+
+
+def _bundles(files: Files, source: Source, footer: Footer) -> int:
+    """Return the number of bundles that an object is one of, 0 if it is under its key. Raises JetcaptureError."""
+    found = footer.own.get(layout.BUNDLES, "")
+    if not layout.is_one_of(source.name.bundle, found):
+        raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {found!r} in its footer")
+    return int(found or 0)
+
+
+def _moved(name: ObjectName, bundles: int) -> str:
+    """Return the bundle, of this number, that an object's messages belong to; it divides the object's own number."""
+    return bundle_text(int(name.bundle) % bundles, bundles) if name.bundle else bundle_of(name.key, bundles)
+
+
+def _merged(
+    files: Files, spec: CompactionSpec, place: tuple[str, int], known: Sequence[tuple[Source, Footer]]
+) -> Iterator[Outcome]:
+    """Compact objects of one key, or move them to one bundle; `place` is the bundle and the number of bundles."""
+    bundle, bundles = place
+    name = known[0][0].name
+    existing = frozenset(source.name.path for source, _ in known)
+    kinds = classes([without_keys(footer.schema) for _, footer in known])
     if len(kinds) > 1:
-        yield Outcome(key=name.key, bucket=name.bucket, left=DRIFTED)
+        yield _left(replace(name, key=None, bundle=bundle) if bundle else name, DRIFTED)
     for schema, members in kinds:
-        unit = Unit(sources[index] for index in members)
-        known = {sources[index].name.path: footers[index] for index in members}
-        yield _Compaction(files, spec, unit, [known[each.name.path] for each in unit.sources], schema, existing).run()
+        footers = {known[index][0].name.path: known[index][1] for index in members}
+        moving = [known[index][0].name.path for index in members if known[index][0].name.bundle != bundle]
+        unit = Unit((known[index][0] for index in members), moving)
+        if len(unit.sources) == 1 and not moving:
+            continue
+        block = BlockId(key=None if bundle else name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=bundle)
+        ordered = [footers[each.name.path] for each in unit.sources]
+        columns = with_key_column(schema) if bundle else schema
+        yield _Compaction(files, spec, unit, ordered, columns, existing, block, bundles).run()
 
 
 def _interval(footers: Sequence[Footer]) -> int:
@@ -114,6 +172,8 @@ class _Compaction:
         footers: Sequence[Footer],
         schema: pa.Schema,
         existing: frozenset[str],
+        block: BlockId,
+        bundles: int,
     ) -> None:
         self._files = files
         self._spec = spec
@@ -123,10 +183,10 @@ class _Compaction:
         self._existing = existing
         self._survey = survey(files, unit, footers, min(spec.target, ROW_GROUP_BYTES) / _STEPS)
         self._ratio: float | None = None
-        name = unit.sources[0].name
-        self._block = BlockId(key=name.key, bucket=name.bucket, quarantine=name.quarantine)
+        self._block = block
         self._encoder = Encoder(
-            stream=name.stream,
+            stream=unit.sources[0].name.stream,
+            bundles=bundles,
             interval=_interval(footers),
             compression=footers[0].codec,
             stream_created=_all_of(footers, "stream_created"),
@@ -138,9 +198,9 @@ class _Compaction:
     def run(self) -> Outcome:
         """Write new objects and find the objects that may be removed."""
         unit, survey_ = self._unit, self._survey
-        done = Outcome(
-            key=self._block.key, bucket=self._block.bucket, objects=len(unit.sources), size=int(unit.sizes.sum())
-        )
+        block = self._block
+        done = Outcome(key=block.key, bucket=block.bucket, bundle=block.bundle, objects=len(unit.sources))
+        done.size = int(unit.sizes.sum())
         holders: list[ObjectName] = []
         for span in spans(unit, self._spec.target, self):
             if span.kept is not None:
@@ -176,9 +236,14 @@ class _Compaction:
             begin = self._unit.first
             upto = self._survey.ahead(begin, ROW_GROUP_BYTES)
             with ObjectWriter(self._encoder, self._block, self._schema) as sample:
-                sample.write(self._rows(begin, upto).take(upto))
+                for piece in self._pieces(self._rows(begin, upto).take(upto)):
+                    sample.write(piece)
                 self._ratio = sample.size / self._survey.weight(begin, upto)
         return self._ratio
+
+    def _pieces(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Return rows as they are written: those of a bundle are sorted by key, and a piece is a row group."""
+        return ordered(table)[0] if self._block.bundle else iter((table,))
 
     def _rows(self, first: int, end: int) -> Rows:
         return Rows(self._files, self._unit, self._footers, self._schema, first, end)
@@ -190,6 +255,9 @@ class _Compaction:
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(rows, begin, span.end)
+            if self._block.bundle and end < span.end and encoded.data.size * TOLERANCE < self._spec.target:
+                rows = self._rows(begin, span.end)  # planned as a whole, by rows that compress worse
+                encoded, end = self._encode(rows, begin, span.end)
             while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
                 rows, before = self._rows(begin, span.end), end
                 encoded, end = self._encode(rows, begin, span.end)
@@ -209,11 +277,16 @@ class _Compaction:
             position = begin
             while (cut := self._cut(begin, position, end, writer.size)) > position:
                 weight = self._survey.weight(position, cut)
-                position = min(cut, self._survey.ahead(position, weight / max(1, round(weight / ROW_GROUP_BYTES))))
+                row_groups = max(1, round(weight / ROW_GROUP_BYTES))
+                # an object in a bundle is sorted by key as a whole
+                position = cut if self._block.bundle else min(cut, self._survey.ahead(position, weight / row_groups))
                 table = rows.take(position)
                 if table.num_rows:
-                    writer.write(table)
+                    for piece in self._pieces(table):
+                        writer.write(piece)
                     self._ratio = writer.size / self._survey.weight(begin, position)
+                if self._block.bundle:
+                    break
             return writer.finish(SEALED_BY), position
 
     def _cut(self, begin: int, position: int, end: int, written: int) -> int:
@@ -237,6 +310,7 @@ class _Compaction:
         name = stored.name
         footer = self._files.footer(stored)
         found = Identities.of(self._files.rows(stored, columns=(layout.SEQ, layout.TIMESTAMP, layout.ROW)))
+        found = found.take(found.order(np.zeros(len(found.seqs), np.int64)))  # those of bundles are sorted by key
         messages = ~Identities(found.seqs, found.times, 0 * found.rows).repeated()
         digest = layout.digest(found.seqs[messages].tobytes(), found.times[messages].tobytes())
         checks = int(found.checks().sum()) if len(found.seqs) else 0

@@ -30,6 +30,7 @@ _SPARK_TYPES = {
     layout.SUBJECT: "string",
     layout.SEQ: "bigint",
     layout.TIMESTAMP: "timestamp_ltz",
+    layout.NANOS: "smallint",
     layout.DELIVERED: "int",
     layout.HEADERS: "map<string, array<string>>",
     layout.PAYLOAD: "binary",

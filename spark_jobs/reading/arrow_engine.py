@@ -41,12 +41,13 @@ Batches = Iterator[pa.RecordBatch]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowEngine:
     """Reads the archive at `url` on the workers, with fsspec's `options`. Skips row groups entirely before `start` or
-    at or after `end`; the others may contain messages outside that range."""
+    at or after `end`, and those without any of `keys`; the others may contain messages outside of these."""
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
     start: datetime | None
     end: datetime | None
+    keys: Sequence[str | None] | None = None
 
     def frame(
         self,
@@ -62,6 +63,7 @@ class ArrowEngine:
             {
                 "path": pa.array([name.path for name in largest], pa.string()),
                 "key": pa.array([name.key for name in largest], pa.string()),
+                "bundle": [name.bundle for name in largest],
                 "date": [_partition(name, -2) for name in largest],
                 "hour": [_partition(name, -1) for name in largest],
                 "ranges": pa.array(
@@ -96,11 +98,12 @@ def _read(
     for batch in batches:
         for row in batch.to_pylist():
             path = f"{str(root).rstrip('/')}/{row['path']}"
-            values = {name: row[name] for name in partitions}
+            values = {name: row[name] for name in partitions if not (row["bundle"] and name == layout.KEY)}
             try:
                 with fs.open(path, "rb", cache_type="none") as file:
-                    for found in rows_of(file, engine, sources, fold, row["ranges"]):
-                        yield _shaped(found, fields, fold, values)
+                    wanted = sources if len(values) == len(partitions) else {*sources, layout.KEY}
+                    for found in rows_of(file, engine, wanted, fold, row["ranges"]):
+                        yield _shaped(found, fields, fold, values, partitions)
             except FileNotFoundError as error:
                 raise JetcaptureError(f"{path} is gone: it was compacted or removed since; read it again") from error
             except (OSError, pa.ArrowException) as error:
@@ -126,6 +129,8 @@ def rows_of(
 
 
 def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -> bool:
+    if engine.keys is not None and not _may_have_key(group, engine.keys):
+        return False
     times, seqs = group_bounds(group, layout.TIMESTAMP), group_bounds(group, layout.SEQ)
     if times is not None:
         if engine.start is not None and times[1] < engine.start:
@@ -137,15 +142,31 @@ def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -
     return any(first <= seqs[1] and seqs[0] <= last for first, last in ranges)
 
 
+def _may_have_key(group: Any, keys: Sequence[str | None]) -> bool:
+    """Whether a row group may have rows of one of `keys`, by the statistics of its column of keys, if it has one."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    known = next((each.statistics for each in columns if each.path_in_schema == layout.KEY), None)
+    if known is None or not known.has_null_count:
+        return True
+    if None in keys and known.null_count:
+        return True
+    return bool(known.has_min_max) and any(key is not None and known.min <= key <= known.max for key in keys)
+
+
 def _within(seqs: pa.Array, ranges: Iterable[Range]) -> pa.Array:
     inside = (pc.and_(pc.greater_equal(seqs, first), pc.less_equal(seqs, last)) for first, last in ranges)
     return reduce(pc.or_, inside)
 
 
 def _shaped(
-    batch: pa.RecordBatch, fields: Sequence[Field], fold: Callable[[str], str], partitions: Mapping[str, str | None]
+    batch: pa.RecordBatch,
+    fields: Sequence[Field],
+    fold: Callable[[str], str],
+    values: Mapping[str, str | None],
+    partitions: Sequence[str],
 ) -> pa.RecordBatch:
-    """Return the rows with exactly these fields and types; columns that the object lacks are null."""
+    """Return the rows with exactly these fields and types; columns that the object lacks are null. Partition columns
+    have their `values`, or are columns of the object."""
     stored = {fold(name): batch.column(index) for index, name in enumerate(batch.schema.names)}
     columns = {}
     for each in fields:
@@ -154,8 +175,9 @@ def _shaped(
             columns[each.name] = _cast(found, wanted, fold)
         else:
             columns[each.name] = pa.nulls(batch.num_rows, wanted)
-    for name, value in partitions.items():
-        columns[name] = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
+    for name in partitions:
+        value = pa.scalar(values.get(name), pa.string())
+        columns[name] = pa.repeat(value, batch.num_rows) if name in values else stored[name]
     return pa.RecordBatch.from_pydict(columns)
 
 

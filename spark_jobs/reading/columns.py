@@ -1,4 +1,4 @@
-"""One table of objects whose columns drifted: which type each column gets, and how each object's columns become it."""
+"""Read objects with different columns as one table: find each column's type, and convert each object's columns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jetcapture_py.errors import JetcaptureError
 from spark_jobs.reading.row_json import inner_types, text_of
 
 Columns = Sequence[str] | Callable[[str], bool]
-"""Names of columns, or what says of a name whether the column is wanted."""
+"""Names of columns, or a function that returns True for wanted names."""
 Fold = Callable[[str], str]
-"""Makes one of the names that Spark takes for one."""
+"""Maps names that Spark treats as equal to the same name."""
 Reads = Mapping[str, st.DataType]
-"""The types as which drifted columns are read, before they are converted. A column that isn't there is null."""
+"""The types with which drifted columns are read, before conversion. A missing column is null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,21 @@ class Field:
 
     @property
     def type(self) -> st.DataType:
-        """The type of its values; `kind` may say that there are none."""
+        """The type of its values; null if there are none."""
         return _without_null(self.kind, st.IntegerType())
 
     def takes(self, stored: pa.DataType, fold: Fold) -> bool:
-        """Whether the values of an object that stores `source` so are this column's."""
+        """Return True if this column has the values of objects that store `source` with this type."""
         return read_as(_spark_type(self.source, stored), self.target, fold) == self.kind
 
 
 def quoted(name: str) -> str:
-    """The column's name as Spark SQL reads it, whatever characters it has."""
+    """Quote a column's name for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None:
-    """The one of `names` that Spark means by `name`, exactly that if it is there; None if there is none.
+    """Return the name in `names` that Spark resolves `name` to, an exact match first; None if there is none.
 
     Raises JetcaptureError when it may be either of two.
     """
@@ -62,7 +62,7 @@ def find(name: str, names: Sequence[str], *, case_sensitive: bool) -> str | None
 
 
 class Table:
-    """The columns that a set of objects has together, and how each object's columns become them.
+    """The columns of a set of objects, and how to convert each object's columns.
 
     `schemas` are the objects' distinct schemas; the methods are about objects of the schema with that index. A column
     whose types go together is read as their common type, which Parquet allows for structs that have more or fewer
@@ -88,7 +88,7 @@ class Table:
                 self._names.setdefault(folded, name)
                 types[folded][kind] = None
         self.times = [name for each in self._stored for name, kind in each.values() if _has_time(kind)]
-        """Columns with a time of day, which Spark reads only if `spark.sql.timeType.enabled` is set."""
+        """Columns of times of day, which Spark reads only with `spark.sql.timeType.enabled`."""
         first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
         ordered = sorted(types, key=lambda folded: first.get(folded, len(first)))
         self._target = {folded: _target(list(types[folded]), self._fold) for folded in ordered}
@@ -104,6 +104,8 @@ class Table:
         stored: dict[str, tuple[str, st.DataType]] = {}
         for field in schema:
             folded = self._fold(field.name)
+            if field.name == layout.KEY:
+                continue  # of objects in bundles: in others it is in the path
             if wanted is not None and folded not in wanted and not (choose and choose(field.name)):
                 continue
             if folded in stored:
@@ -131,20 +133,21 @@ class Table:
             if folded in stored
         }
 
-    def read_schema(self, reads: Reads) -> st.StructType:
-        """What Spark's Parquet reader is told that objects hold which are read so."""
+    def read_schema(self, reads: Reads, *, bundles: bool = False) -> st.StructType:
+        """What Spark's Parquet reader is told that objects hold which are read so. Those in bundles have their keys as
+        a column, and the bundle in their paths."""
         read = st.StructType()
         for folded, target in self._target.items():
             kind = reads.get(folded, st.NullType()) if folded in self._drifted else target
             if not isinstance(kind, st.NullType):
                 read.add(self._names[folded], _without_null(kind, st.IntegerType()))
-        for name in self.partitions:
+        for name in (*((layout.BUNDLE,) if bundles else ()), *self.partitions):
             read.add(name, st.StringType())
         return read
 
-    def select(self, reads: Reads) -> list[Column]:
+    def select(self, reads: Reads, *, bundles: bool = False) -> list[Column]:
         """The table's columns, from what was read so. None if that is what they are."""
-        if not self._drifted:
+        if not (self._drifted or bundles):
             return []
         chosen = []
         for folded, target in self._target.items():
@@ -177,9 +180,9 @@ class Table:
 
 
 _DIGITS: dict[type[st.DataType], int] = {st.ByteType: 3, st.ShortType: 5, st.IntegerType: 10, st.LongType: 19}
-"""The integers, and how many digits they may have."""
+"""Integer types and their maximum number of digits."""
 _MOST_DIGITS = 38
-"""Of a decimal in Spark."""
+"""Maximum digits of a decimal in Spark."""
 _TEXT_AS_IN_JSON = (st.StructType, st.ArrayType, st.MapType, st.TimestampType, st.TimestampNTZType)
 """Types whose text is that of `row_json`: Spark has none, or one that depends on the session's time zone."""
 _WIDER: dict[type[st.DataType], tuple[type[st.DataType], ...]] = {
@@ -193,7 +196,7 @@ _WIDER: dict[type[st.DataType], tuple[type[st.DataType], ...]] = {
 
 
 def _target(types: Sequence[st.DataType], fold: Fold) -> st.DataType:
-    """The type of a column that objects store as `types`."""
+    """Return the type of a column that objects store as `types`."""
     merged: st.DataType | None = types[0]
     for kind in types[1:]:
         merged = None if merged is None else _merge(merged, kind, fold)
@@ -249,13 +252,13 @@ def _merge(left: st.DataType, right: st.DataType, fold: Fold) -> st.DataType | N
 
 
 def read_as(stored: st.DataType, target: st.DataType, fold: Fold) -> st.DataType:
-    """As what Parquet reads a column that is stored as `stored` for one of type `target`: as that, if it can."""
+    """Return the type with which Parquet reads a column stored as `stored` for `target`: that type, if possible."""
     readable = not _has_null(stored) and _merge(target, stored, fold) == target
     return target if readable or isinstance(target, _WIDER.get(type(stored), ())) else stored
 
 
 def _check_fields(column: str, kind: st.DataType, fold: Fold) -> None:
-    """Raise JetcaptureError when a struct has two fields that Spark takes for one."""
+    """Raise JetcaptureError if a struct has two fields that Spark treats as equal."""
     for inner in inner_types(kind):
         _check_fields(column, inner, fold)
     if isinstance(kind, st.StructType):
@@ -278,7 +281,7 @@ def _has_null(kind: st.DataType) -> bool:
 
 
 def _without_null(kind: st.DataType, instead: st.DataType) -> st.DataType:
-    """`kind` with another type for values of which every one is null. Parquet stores those as int32."""
+    """Replace the null type in `kind`, because Parquet stores it as int32."""
     if isinstance(kind, st.NullType):
         return instead
     if isinstance(kind, st.ArrayType):
@@ -345,7 +348,7 @@ _SIMPLE: dict[pa.DataType, st.DataType] = {
 
 
 def _spark_type(column: str, kind: pa.DataType) -> st.DataType:
-    """The type that Spark reads Parquet of this Arrow type as."""
+    """Return the type with which Spark reads Parquet of this Arrow type."""
     simple = _SIMPLE.get(kind)
     if simple is not None:
         return simple

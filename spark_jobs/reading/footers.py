@@ -11,11 +11,14 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import MAGIC
 from jetcapture_py.archive.footer import length as footer_length
 
 _TAIL = 1 << 14
 """Bytes that are read first from the end of a file; almost every footer is shorter."""
+_BUNDLES = f"{layout.METADATA_PREFIX}{layout.BUNDLES}".encode() + b"\x18"
+"""The entry's name and the Thrift type of its value."""
 _ARROW_SCHEMA = b"ARROW:schema"
 """Entry in which Arrow stores its own types, which override those of the columns."""
 
@@ -29,6 +32,13 @@ def read_footer(read: Callable[[int, int], bytes], size: int) -> bytes:
     if whole > len(tail):
         tail = read(size - whole, size)
     return tail[-whole:-8]
+
+
+def bundles_in(footer: bytes) -> int | None:
+    """Return the number of bundles that a footer says; None if it says none."""
+    at = footer.rfind(_BUNDLES)  # the last one is ours: columns come before, with values of any content
+    digits = footer[at + len(_BUNDLES) + 1 :][: footer[at + len(_BUNDLES)]] if at >= 0 else b""
+    return int(digits) if digits.isdigit() else None
 
 
 class SchemaReader:

@@ -24,15 +24,16 @@ from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Field
-from spark_jobs.reading.footers import SchemaReader, read_footer
+from spark_jobs.reading.footers import SchemaReader, bundles_in, read_footer
 from spark_jobs.reading.overlaps import Identities, Range
 from spark_jobs.reading.place import Place, modified
 
 _THREADS = 32
 _QUARANTINE = (
     f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
-    f"{layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, {layout.PAYLOAD} binary, "
-    f"{layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, date string, hour string"
+    f"{layout.NANOS} smallint, {layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, "
+    f"{layout.PAYLOAD} binary, {layout.STAGE} string, {layout.ERROR} string, {layout.RAW_HEADERS} binary, "
+    "date string, hour string"
 )
 
 T = TypeVar("T")
@@ -54,6 +55,17 @@ class Listing:
     directories: Collection[str]
     tops: Collection[str]
     repeated: Collection[ObjectName]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFacts:
+    """What footers say: distinct `schemas` and the index of each object's schema, the number of bundles of objects in
+    bundles, and `times`, the first and last `_nats_timestamp` of some objects, None without statistics."""
+
+    schemas: Sequence[pa.Schema]
+    schema_of: Mapping[ObjectName, int]
+    bundles: Mapping[ObjectName, int]
+    times: Mapping[ObjectName, tuple[datetime, datetime] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +123,12 @@ class Archive:
         return isinstance(self.fs, LocalFileSystem)
 
     def listing(self, keys: Iterable[str | None] | None = None) -> Listing:
-        """List the stream's objects, or only those of `keys`."""
+        """List the stream's objects, or only those of `keys` and those in bundles."""
         directories = [self.directory]
         if keys is not None:
             if self.quarantine:
                 raise JetcaptureError("the quarantine is not divided by key")
-            directories = [f"{self.directory}/key={layout.escape_key(key)}" for key in dict.fromkeys(keys)]
+            directories = self.place.of_keys(self.directory, keys)
         found = {path: info for directory in directories for path, info in self.place.files(directory).items()}
         visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
         names = [name for name in map(layout.parse_path, visible) if name is not None]
@@ -150,27 +162,23 @@ class Archive:
         """Read exactly these objects, or these parts of them, with `engine`."""
         return self.engine.frame(self.spark, names, fields, partitions, parts)
 
-    def schemas(self, names: Sequence[ObjectName], listing: Listing) -> tuple[list[pa.Schema], list[int]]:
-        """Read the objects' footers; return the distinct schemas, and the index of each object's schema."""
+    def facts(self, names: Sequence[ObjectName], listing: Listing, *, timed: bool = False) -> ObjectFacts:
+        """Read the objects' footers, once; with `timed`, also the timestamps of objects with event time."""
         reader = SchemaReader()
-        numbers = []
+        schema_of: dict[ObjectName, int] = {}
+        bundles: dict[ObjectName, int] = {}
+        times: dict[ObjectName, tuple[datetime, datetime] | None] = {}
         for name, data in zip(names, self._footers(names, listing), strict=True):
             try:
-                numbers.append(reader.number(data))
+                schema_of[name] = reader.number(data)
+                if name.bundle and (number := bundles_in(data)) is not None:
+                    bundles[name] = number
+                if timed and name.event_time:
+                    file = b"".join((MAGIC, data, len(data).to_bytes(4, "little"), MAGIC))
+                    times[name] = bounds(pq.read_metadata(pa.BufferReader(file)), layout.TIMESTAMP)
             except pa.ArrowException as error:
                 raise self._unreadable(name, error) from error
-        return reader.schemas, numbers
-
-    def timestamps(self, names: Sequence[ObjectName], listing: Listing) -> list[tuple[datetime, datetime] | None]:
-        """Read the first and last `_nats_timestamp` of each object from its footer; None without statistics."""
-        found = []
-        for name, data in zip(names, self._footers(names, listing), strict=True):
-            try:
-                file = b"".join((MAGIC, data, len(data).to_bytes(4, "little"), MAGIC))
-                found.append(bounds(pq.read_metadata(pa.BufferReader(file)), layout.TIMESTAMP))
-            except pa.ArrowException as error:
-                raise self._unreadable(name, error) from error
-        return found
+        return ObjectFacts(schemas=reader.schemas, schema_of=schema_of, bundles=bundles, times=times)
 
     def _footers(self, names: Sequence[ObjectName], listing: Listing) -> Iterator[bytes]:
         """Read the objects' footers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jetcapture_py.archive.layout import ObjectName, clusters
+from jetcapture_py.archive.layout import Bundles, ObjectName, clusters
 
 MOST_OBJECTS = 200
 MOST_ROWS = 2_000_000
@@ -36,14 +36,18 @@ class Resolved:
     unresolved: list[ObjectName] = field(default_factory=list)
 
 
-def resolve(shared: Iterable[ObjectName], identities: Callable[[Sequence[ObjectName]], list[Identities]]) -> Resolved:
+def resolve(
+    shared: Iterable[ObjectName],
+    identities: Callable[[Sequence[ObjectName]], list[Identities]],
+    bundles: Bundles | None = None,
+) -> Resolved:
     """Divide objects that may share messages; `identities` reads the objects' sequences and timestamps."""
     names = list(shared)
     if len(names) > MOST_OBJECTS or sum(name.rows for name in names) > MOST_ROWS:
         return Resolved(unresolved=names)
     known = dict(zip(names, identities(names), strict=True))
     resolved = Resolved()
-    for cluster in clusters(names):
+    for cluster in clusters(names, bundles):
         cluster.sort(key=lambda name: name.rows, reverse=True)  # keep the largest whole: fewer ranges
         kept = _first_copies([known[name] for name in cluster])
         if kept is None:

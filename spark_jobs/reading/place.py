@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +24,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
+from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import EXTRAS, with_secrets
 from jetcapture_py.text import one_line
@@ -92,6 +93,20 @@ class Place:
             raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
         cut = len(self.root) + 1
         return {str(path)[cut:]: info for path, info in found.items()}
+
+    def of_keys(self, stream: str, keys: Iterable[str | None]) -> list[str]:
+        """Return the directories that may hold messages of `keys`: those of the keys, and all bundles."""
+        top = f"{self.root}/{stream}"
+        self.fs.invalidate_cache()
+        try:
+            entries = [str(path).rstrip("/").rpartition("/")[2] for path in self.fs.ls(top, detail=False)]
+        except FileNotFoundError:
+            entries = []
+        except Exception as error:  # fsspec backends raise different errors
+            raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
+        bundles = sorted(name for name in entries if name.startswith(f"{layout.BUNDLE}="))
+        own = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
+        return [f"{stream}/{name}" for name in (*own, *bundles)]
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:

@@ -70,10 +70,13 @@ class Scans:
     def frame(
         self, names: Sequence[ObjectName], schema: st.StructType, parts: Mapping[ObjectName, Sequence[Range]] | None
     ) -> DataFrame:
-        """Exactly these objects, or these parts of them. An explicit schema keeps partition values strings."""
+        """Exactly these objects, or these parts of them: all under keys, or all in bundles. An explicit schema keeps
+        partition values strings."""
         # what the session ignores would be missing without an error
         frame = self._load(self._reader(ignoreMissingFiles="false").format("parquet").schema(schema), names)
         frame = frame.where(self._complete)
+        if self._list is None and not names[0].quarantine:
+            frame = frame.where(_in_place(names))
         return frame if parts is None else _within(frame, parts)
 
     @cached_property
@@ -115,7 +118,7 @@ class Scans:
         complete = sf.col("date") >= found.select(sf.when(unchanged, "").otherwise(sf.raise_error(changed))).scalar()
         if listed is not None:
             return (sf.current_timestamp() < sf.lit(planned + TRUSTED)) | complete
-        return complete if self.names[0].quarantine else complete & _has_key(self.names)
+        return complete
 
     def _load(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
         if self._list is None:
@@ -185,11 +188,13 @@ def _as_uri(url: str) -> str:
     return f"{scheme}{separator}{quote(path, safe=_UNRESERVED)}"
 
 
-def _has_key(names: Iterable[ObjectName]) -> Column:
-    """Whether a row's key is one of these objects': one of their names may be stored under another key later.
+def _in_place(names: Sequence[ObjectName]) -> Column:
+    """Whether a row's key or bundle is one of these objects': one of their names may be stored under another one later.
 
     In hexadecimal digits, since no setting changes what they mean in SQL, and as SQL, which is one call to Spark.
     """
+    if names[0].bundle:
+        return sf.expr(f"bundle IN ({', '.join(sorted({repr(name.bundle) for name in names}))})")
     keys = dict.fromkeys(name.key for name in names)
     known = ", ".join(f"'{key.encode().hex().upper()}'" for key in keys if key is not None)
     conditions = [f"hex(key) IN ({known})"] if known else []

@@ -122,6 +122,10 @@ def collect(
             f"{source.place.shown} has no watermark of stream {stream}: the complete range is unknown"
         )
     every = source.objects()
+    if choice.keys is not None and any(stored.name.bundle for stored in every):
+        raise JetcaptureError(
+            f"{source.place.shown} has many keys in bundles, and a report is about whole objects: leave out the keys"
+        )
     shared = _shared(every, dedupe)
     copies: dict[ObjectName, int] = {}
     doubtful: Collection[ObjectName] = {stored.name for group in shared for stored in group}
@@ -155,11 +159,14 @@ def collect(
 def _shared(objects: Sequence[Stored], dedupe: Dedupe) -> list[list[Stored]]:
     """Return sets of objects that may share messages; with `full`, all objects of each group."""
     of_name = {stored.name: stored for stored in objects}
+    bundles = {stored.name: stored.bundles for stored in objects if stored.bundles is not None}
     if dedupe != "full":
-        return [[of_name[name] for name in cluster] for cluster in layout.clusters(of_name) if len(cluster) > 1]
-    groups: dict[tuple[object, ...], list[Stored]] = defaultdict(list)
+        clusters = layout.clusters(of_name, bundles)
+        return [[of_name[name] for name in cluster] for cluster in clusters if len(cluster) > 1]
+    group_of = layout.groups(of_name, bundles)
+    groups: dict[layout.Group, list[Stored]] = defaultdict(list)
     for stored in objects:
-        groups[stored.name.group].append(stored)
+        groups[group_of(stored.name)].append(stored)
     return list(groups.values())
 
 

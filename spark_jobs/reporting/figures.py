@@ -33,9 +33,10 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Totals of one key; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
+    """Totals of one key, or of one bundle; `size` in bytes, `first` and `last` bucket in seconds since the epoch."""
 
     key: str | None
+    bundle: str
     messages: int
     size: int
     objects: int
@@ -58,26 +59,29 @@ class Wait:
 
 
 def by_key(facts: Facts) -> list[Key]:
-    """Return the totals of every key, most messages first."""
-    objects: dict[str | None, list[Stored]] = defaultdict(list)
+    """Return the totals of every key and bundle, most messages first."""
+    objects: dict[tuple[str | None, str], list[Stored]] = defaultdict(list)
     for stored in facts.objects:
-        objects[stored.name.key].append(stored)
+        objects[stored.name.key, stored.name.bundle].append(stored)
     keys = [
         Key(
             key=key,
+            bundle=bundle,
             messages=facts.messages(own),
             size=sum(stored.size for stored in own),
             objects=len(own),
             first=min(stored.name.bucket for stored in own),
             last=max(stored.name.bucket for stored in own),
         )
-        for key, own in objects.items()
+        for (key, bundle), own in objects.items()
     ]
-    return sorted(keys, key=lambda each: (-each.messages, each.key or ""))
+    return sorted(keys, key=lambda each: (-each.messages, each.key or "", each.bundle))
 
 
-def key_text(key: str | None) -> str:
-    """Return a key for plain text."""
+def key_text(key: str | None, bundle: str = "") -> str:
+    """Return a key or a bundle for plain text."""
+    if bundle:
+        return f"bundle {bundle}"
     return "(no key)" if key is None else clipped(key, 60)
 
 
@@ -163,9 +167,10 @@ def small_for_good(facts: Facts) -> bool:
 def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
     """Return the charts of messages and bytes by key over time, their legend, and the number of messages left out."""
     keys, objects = by_key(facts), facts.objects
-    number = {each.key: min(rank, MOST_LAYERS) for rank, each in enumerate(keys)}
-    names = [key_text(each.key) for each in keys[:MOST_LAYERS]] + ["all other keys"] * (len(keys) > MOST_LAYERS)
-    layer = (lambda stored: number[stored.name.key]), len(names)
+    number = {(each.key, each.bundle): min(rank, MOST_LAYERS) for rank, each in enumerate(keys)}
+    names = [key_text(each.key, each.bundle) for each in keys[:MOST_LAYERS]]
+    names += ["all other keys"] * (len(keys) > MOST_LAYERS)
+    layer = (lambda stored: number[stored.name.key, stored.name.bundle]), len(names)
     messages = over_time(axis, objects, lambda stored: facts.messages([stored]), *layer)
     sizes = over_time(axis, objects, lambda stored: stored.size, *layer)
     others = [("k8", plural(len(keys) - MOST_LAYERS, "other key"))] * (len(keys) > MOST_LAYERS)

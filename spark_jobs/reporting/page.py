@@ -200,7 +200,9 @@ def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
     yield "Messages", f"{total:,}", f"{plural(sum(each.name.rows for each in facts.objects), 'row')} stored"
     yield "Stored", size(stored), f"{size(stored / total)} per message" if total else ""
     yield "Objects", f"{count:,}", f"{size(stored / count)} each" if count else ""
-    yield "Keys", f"{len(keys):,}", f"most: {clipped(figures.key_text(keys[0].key), 24)}" if len(keys) > 1 else ""
+    most = f"most: {clipped(figures.key_text(keys[0].key, keys[0].bundle), 24)}" if len(keys) > 1 else ""
+    bundles = any(each.bundle for each in keys)
+    yield "Keys and bundles" if bundles else "Keys", f"{len(keys):,}", most
     remark = f"{share(bad, bad + total)} of all; {size(kept)}" if bad else "all were decoded"
     yield "In quarantine", f"{bad:,}", remark
     counted = "not counted" if facts.dedupe == "none" else f"{copies:,}"

@@ -47,7 +47,7 @@ class Stored:
     `size` is in bytes; `modified` in seconds since the epoch, None if the store does not tell; `interval` is the length
     of its bucket in seconds; `oldest` and `newest` are the range of `_nats_timestamp` in microseconds, None without
     statistics. `created` is the stream's creation time as sent by the server, "" if unknown. `redelivered`: messages in
-    it may have been delivered more than once.
+    it may have been delivered more than once. `bundles` is the number of bundles of an object in a bundle.
     """
 
     name: ObjectName
@@ -60,6 +60,7 @@ class Stored:
     oldest: int | None
     newest: int | None
     redelivered: bool
+    bundles: int | None = None
 
     @property
     def end(self) -> int:
@@ -158,4 +159,5 @@ def _described(name: ObjectName, entry: Mapping[str, Any], footer: pq.FileMetaDa
         oldest=None if times is None else microseconds_of(times[0]),
         newest=None if times is None else microseconds_of(times[1]),
         redelivered=delivered is None or delivered[1] > 1,
+        bundles=int(said[layout.BUNDLES]) if name.bundle and layout.BUNDLES in said else None,
     )

@@ -29,7 +29,13 @@ from tests.support.streams import read_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYTHON = {"docs/archive-format.md": 1, "docs/recipes.md": 5, "docs/spark.md": 3, "docs/tutorial.md": 2}
+PYTHON = {
+    "docs/archive-format.md": 1,
+    "docs/buckets.md": 2,
+    "docs/recipes.md": 5,
+    "docs/spark.md": 3,
+    "docs/tutorial.md": 2,
+}
 """Blocks of Python by page; a test below, or in test_tutorial.py, runs each of them."""
 OTHERS = {".", "chromium", "docker", "find", "kubectl", "nats-server", "python", "python3"}
 """Programs of others that commands may call."""
@@ -124,6 +130,59 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
     copied = asyncio.run(read_stream(server.url, "COPY"))
     assert sorted(message.payload for message in copied) == sorted(b"%d" % index for index in range(0, 30, 3))
     assert {message.subject for message in copied} == {"copy.orders.eu.new"}
+
+
+@pytest.mark.spark
+def test_the_page_on_buckets_reads_a_bucket(
+    nats_server: Callable[..., NatsServer],
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+
+    async def use() -> None:
+        async with connection(server.url) as client:
+            bucket = await client.jetstream().create_key_value(bucket="settings", history=5)
+            await bucket.put("auth.user", b"ada")
+            await bucket.delete("auth.user")
+
+    asyncio.run(use())
+    capture_bucket("bucket", server, archive, tmp_path)
+    monkeypatch.setattr("spark_jobs.job.session", lambda _: spark)
+    exec(python("docs/buckets.md", 0, archive).replace("2026-05-01T12:00:00Z", "2200-01-01T00:00:00Z"), {})
+    printed = capsys.readouterr().out
+    assert re.search(r"\|\s*1\|\s*put\|.*\n\|\s*2\|\s*delete\|", printed)
+
+
+def test_the_page_on_buckets_gives_files_back(
+    nats_server: Callable[..., NatsServer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+
+    async def use() -> None:
+        async with connection(server.url) as client:
+            await (await client.jetstream().create_object_store("files")).put("reports/2026.pdf", b"%PDF")
+
+    asyncio.run(use())
+    capture_bucket("object_store", server, archive, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(python("docs/buckets.md", 1, archive).replace("2026-05-01", "2200-01-01"), names)
+    assert names["contents"] == (tmp_path / "old.pdf").read_bytes() == b"%PDF"
+    assert capsys.readouterr().out.startswith("reports/2026.pdf 4 2")
+
+
+def capture_bucket(setting: str, server: NatsServer, archive: Path, tmp_path: Path) -> None:
+    """Capture with the page's configuration for a bucket or an object store."""
+    (chosen,) = [block for block in blocks("docs/buckets.md", "yaml") if f"{setting}:" in block.text]
+    found = settings(server.url, archive) | yaml.safe_load(chosen.text.replace(ARCHIVE, str(archive)))
+    with Command(tmp_path, found).start("--until-caught-up") as command:
+        assert command.wait() == 0, command.log
 
 
 def test_the_recipes_read_the_archive_with_other_engines(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,7 +291,7 @@ def test_the_commands_of_the_table_are_those_there_are() -> None:
     there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Commands:")[1], re.MULTILINE))
     assert set(re.findall(r"`jetcapture (\w+)", table)) == there
     for page in ("docs/operation.md", "docs/spark.md"):
-        assert all(job in read(page) for job in ("query", "compact", "replay", "report"))
+        assert all(job in read(page) for job in ("query", "compact", "replay", "restore", "report"))
 
 
 def test_every_benchmark_and_every_fault_has_the_options_that_the_documents_name() -> None:

@@ -40,7 +40,7 @@ from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.commands import check_job
 from tests.support.documents import blocks
 from tests.support.nats_server import NatsServer
-from tests.support.running import consumer, publish, rows, settings, until
+from tests.support.running import connection, consumer, publish, rows, settings, until
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -173,6 +173,30 @@ def test_the_arrow_writer_gives_files_that_are_read_and_proven(
     assert "NOT complete: 50 messages" in broken.stdout
     files[0].write_bytes(files[1].read_bytes())
     assert "1 damaged object" in verify().stdout
+
+
+def test_the_example_of_a_bucket_has_every_change_of_every_key(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+
+    async def use() -> None:
+        async with connection(server.url) as client:
+            bucket = await client.jetstream().create_key_value(bucket="settings", history=5)
+            await bucket.put("auth.user", b'{"name": "ada"}')
+            await bucket.put("auth.user", b"not JSON")
+            await bucket.delete("auth.user")
+            await bucket.purge("limits")
+
+    asyncio.run(use())
+    jetcapture(EXAMPLES / "bucket.yaml", {"NATS_URL": server.url, "ARCHIVE": str(archive)})
+    names = ("key", "key_name", "operation", "revision", "name")
+    assert [tuple(row[name] for name in names) for row in rows(archive)] == [
+        (None, "auth.user", "put", 1, "ada"),
+        (None, "auth.user", "delete", 3, None),
+        (None, "limits", "purge", 4, None),
+    ]
+    assert [row[layout.SEQ] for row in rows(archive, quarantine=True)] == [2]
 
 
 READINGS = [(1_777_636_800_000_000 + number, number / 4) for number in range(5)]

@@ -219,7 +219,7 @@ def test_100_000_rows_of_text_are_read_alike_by_spark(
     # the columns of a CSV file are found by their place, so the envelope's are named as well
     envelope = (
         f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
-        f"{layout.DELIVERED} int, {layout.HEADERS} string"
+        f"{layout.NANOS} smallint, {layout.DELIVERED} int, {layout.HEADERS} string"
     )
     schema = (
         f"{envelope}, id long, text string, amount decimal(12,2), ratio double, at timestamp, flag boolean, tags {tags}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.ordering import ordered
+from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder, ObjectWriter
 
 Identity = tuple[int, int]  # sequence, timestamp in microseconds
@@ -49,6 +52,28 @@ def encoded(
     return encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
 
 
+def lay_out(
+    root: Path, messages: Mapping[Identity, str | None], bundles: int, *, bucket: int = 1_700_000_100
+) -> list[ObjectName]:
+    """Store messages, of which each has its key, as a capture does: one object for each key, or for each bundle."""
+    placed: defaultdict[tuple[str | None, str], list[Identity]] = defaultdict(list)
+    for each, key in messages.items():
+        placed[(None, bundle_of(key, bundles)) if bundles else (key, "")].append(each)
+    encoder = Encoder(stream="ORDERS", interval=900, compression="zstd", consumer="archive", bundles=bundles)
+    names = []
+    for (key, bundle), found in placed.items():
+        table = encoded(found).data
+        rows = pq.ParquetFile(pa.BufferReader(table)).read().drop_columns([layout.STREAM])
+        rows = rows.append_column(REPLY, pa.nulls(len(found), pa.binary())).combine_chunks()
+        if bundle:
+            rows = rows.append_column(layout.KEY, pa.array([messages[each] for each in sorted(found)], pa.string()))
+        block = BlockId(key=key, bucket=bucket, bundle=bundle)
+        stored = encoder.encode(block, "age", rows.to_batches())
+        put(root, stored)
+        names.append(stored.name)
+    return names
+
+
 def put(root: Path, block: EncodedBlock) -> Path:
     """Store an object in the archive at `root`; where it lies."""
     path = root / block.name.path
@@ -59,23 +84,36 @@ def put(root: Path, block: EncodedBlock) -> Path:
 
 def merge(root: Path, names: Sequence[ObjectName], *, keep: bool = False) -> Path:
     """Make one object of several of one key and bucket, as compaction does, and remove them unless `keep`."""
-    tables, created = [], set()
+    tables, created, bundles = [], set(), 0
     for name in names:
         with pa.memory_map(str(root / name.path)) as file:
             tables.append(pq.read_table(file))
-            created.add(pq.read_metadata(file).metadata[b"jetcapture.stream_created"].decode())
+            own = pq.read_metadata(file).metadata
+            created.add(own[b"jetcapture.stream_created"].decode())
+            bundles = int(own.get(b"jetcapture.bundles", b"0"))
     table = pa.concat_tables(tables).sort_by([(layout.SEQ, "ascending"), (layout.TIMESTAMP, "ascending")])
     seqs, times = (table.column(column).cast(pa.int64()).to_numpy() for column in (layout.SEQ, layout.TIMESTAMP))
-    first = np.concatenate([[True], (np.diff(seqs) != 0) | (np.diff(times) != 0)])
-    block = BlockId(key=names[0].key, bucket=names[0].bucket, quarantine=names[0].quarantine)
+    distinct = np.concatenate([[True], (np.diff(seqs) != 0) | (np.diff(times) != 0)])
+    table = table.filter(pa.array(distinct))
+    first = names[0]
+    block = BlockId(key=first.key, bucket=first.bucket, quarantine=first.quarantine, bundle=first.bundle)
     joined = "" if "" in created else ",".join(sorted(created))
-    encoder = Encoder(stream=names[0].stream, interval=900, compression="zstd", stream_created=joined)
+    encoder = Encoder(stream=first.stream, interval=900, compression="zstd", stream_created=joined, bundles=bundles)
     with ObjectWriter(encoder, block, table.schema) as writer:
-        writer.write(table.filter(pa.array(first)))
+        for piece in ordered(table)[0] if first.bundle else [table]:
+            writer.write(piece)
         path = put(root, writer.finish("compact"))
     for name in () if keep else names:
         (root / name.path).unlink()
     return path
+
+
+def by_place(names: Iterable[ObjectName]) -> list[list[ObjectName]]:
+    """The objects of each key or bundle."""
+    found: defaultdict[tuple[str | None, str], list[ObjectName]] = defaultdict(list)
+    for name in names:
+        found[name.key, name.bundle].append(name)
+    return list(found.values())
 
 
 def copy_to(root: Path, name: ObjectName, **changes: Any) -> ObjectName:

@@ -41,13 +41,16 @@ class NatsServer:
     """One nats-server with JetStream; `start` after `kill` or `stop` resumes on the same port and storage.
 
     `extra_config` is appended to the server's configuration file. The port is chosen by the system on the first start.
-    `command` runs another nats-server than `binary()`.
+    `command` runs another nats-server than `binary()`. Without `jetstream` it only routes.
     """
 
-    def __init__(self, store_dir: Path, extra_config: str = "", *, command: str | None = None) -> None:
+    def __init__(
+        self, store_dir: Path, extra_config: str = "", *, command: str | None = None, jetstream: bool = True
+    ) -> None:
         self.store_dir = store_dir
         self.extra_config = extra_config
         self.command = command or binary()
+        self.jetstream = jetstream
         self.port = -1
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,7 +92,8 @@ class NatsServer:
         )
         with self._log_file.open("ab") as log:
             # flags: a `jetstream` block in `extra_config` must not move the storage to a place that tests share
-            command = [self.command, "-c", str(config), "-js", "-sd", str(self.store_dir)]
+            command = [self.command, "-c", str(config)]
+            command += ["-js", "-sd", str(self.store_dir)] if self.jetstream else []
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self._await_ready(run / f"nats-server_{self._process.pid}.ports")
         return self

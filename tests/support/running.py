@@ -123,7 +123,11 @@ def objects(root: Path) -> list[layout.ObjectName]:
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
-        if path.is_file() and not relative.startswith(("_probe/", "_watermark/")) and relative != layout.MARKER:
+        if (
+            path.is_file()
+            and not relative.startswith(("_probe/", "_watermark/", "_streams/"))
+            and relative != layout.MARKER
+        ):
             name = layout.parse_path(relative)
             if name is None and path.name.endswith(".tmp"):  # a running capture may be writing it at this moment
                 assert _goes(path), f"{relative} was left behind half"

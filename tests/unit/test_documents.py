@@ -97,6 +97,12 @@ def test_the_tables_of_settings_are_those_of_the_model() -> None:
     assert {"nats.tls.ca", "source.max_ack_pending", "store.concurrency", "key", "drain_timeout"} <= described
 
 
+def test_the_tables_of_compatibility_are_those_of_the_tests() -> None:
+    generate = generator()
+    text = generate.COMPATIBILITY.read_text()
+    assert generate.compatibility(text) == text, "run `make docs`"
+
+
 def events(path: Path) -> Iterator[str]:
     """The names of events that a module logs, and of warnings that it hands on to be logged."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -197,10 +197,22 @@ class Inbox:
     frames without a reply subject, which are the server's statuses; with `statuses=False` they are messages.
     `total` and `total_bytes` count everything received, `by_sid` messages and bytes per subscription, and `largest` is
     the size of the largest message since the caller last set it to 0. `by_sid` and `largest` are sizes as the server
-    counts them against a pull's `max_bytes`: subject, reply subject, headers and payload.
+    counts them against a pull's `max_bytes`: subject, reply subject, headers and payload. `empty` are the subscriptions
+    that received a message without headers and payload since the caller last cleared it.
     """
 
-    __slots__ = ("_memory", "by_sid", "largest", "on_data", "on_status", "rows", "statuses", "total", "total_bytes")
+    __slots__ = (
+        "_memory",
+        "by_sid",
+        "empty",
+        "largest",
+        "on_data",
+        "on_status",
+        "rows",
+        "statuses",
+        "total",
+        "total_bytes",
+    )
 
     def __init__(self, on_data: Callable[[], None], *, statuses: bool = True) -> None:
         self.on_data = on_data
@@ -210,6 +222,7 @@ class Inbox:
         self._memory = ReceiveBuffer()
         self.total = self.total_bytes = self.largest = 0
         self.by_sid: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        self.empty: set[int] = set()
 
     def take(self, memory: int) -> Received:
         """Take messages of about `memory` bytes, oldest first."""
@@ -235,6 +248,8 @@ class Inbox:
         size = int(sizes.sum())
         self.rows.add(memory, rows, size)
         self.total_bytes += size
+        if not sizes.all():
+            self.empty.update(sids[sizes == 0].tolist())
         sizes += rows[:, SUBJECT + 1] - rows[:, SUBJECT] + rows[:, REPLY + 1] - rows[:, REPLY]
         self.largest = max(self.largest, int(sizes.max(initial=0)))
         messages, bytes_ = np.bincount(sids), np.bincount(sids, sizes)
@@ -250,6 +265,8 @@ class Inbox:
         self.rows.append(self._memory, subject, reply, headers or b"", payload)
         size = len(headers or b"") + len(payload)
         self.total_bytes += size
+        if not size:
+            self.empty.add(sid)
         size += len(subject) + len(reply)
         self.largest = max(self.largest, size)
         self._count(sid, 1, size)

@@ -92,7 +92,7 @@ class FrameParser(Parser):
         """Parse frames up to one that is not ours and return that; b"" if there is no further complete frame."""
         memory.needed = 0
         while True:
-            if self._typical < LARGE and len(memory) >= MANY * self._typical:
+            if self._inboxes and self._typical < LARGE and len(memory) >= MANY * self._typical:
                 self._many(memory)
             taken, frame = self._few(memory)
             if frame or taken < MANY:

@@ -18,7 +18,7 @@ from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, F
 
 _TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.PARTITIONS}
 """Column names reserved for the archive."""
-_OURS = "jetcapture_py.transform.decode."
+_OURS = ("jetcapture_py.transform.decode.", "jetcapture_py.transform.bucket")
 _LONGEST_STAGE = 40
 _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 

@@ -101,6 +101,7 @@ def test_every_object_is_announced_on_a_subject_and_by_a_call(nats_server: Start
             "path": name.path,
             "stream": "ORDERS",
             "key": name.key,
+            "bundle": name.bundle or None,
             "bucket": Path(name.path).name.split("-")[0],
             "rows": name.rows,
             "messages": name.rows,

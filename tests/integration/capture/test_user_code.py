@@ -162,6 +162,46 @@ def test_the_command_survives_code_that_calls_exit_and_logs_why_the_messages_are
     assert [entry["first_error"] for entry in command.events("messages.quarantined")] == ["SystemExit: 5"]
 
 
+STORE_MODULE = """
+import pathlib, sys
+
+class Store:
+    def __init__(self, url, options):
+        self.root = pathlib.Path(url.removeprefix("own://"))
+
+    def put(self, name, data):
+        target = self.root / name.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data.to_pybytes())
+        return str(target)
+
+    def probe(self):
+        pass
+
+    def read_note(self, path):
+        raise ERROR
+
+    def write_note(self, path, data):
+        raise ERROR
+"""
+
+
+@pytest.mark.parametrize("error", ["KeyError('NoSuchKey')", "SystemExit(3)"])
+def test_a_store_whose_watermark_cannot_be_written_for_any_reason_goes_on_storing(
+    nats_server: Start, tmp_path: Path, error: str
+) -> None:
+    (tmp_path / "own_code.py").write_text(STORE_MODULE.replace("ERROR", error))
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.eu", b"a", None), ("orders.eu", b"b", None)]))
+    configuration = settings(server.url, tmp_path / "archive")
+    configuration["store"] = {"type": "own_code:Store", "url": f"own://{tmp_path / 'archive'}"}
+    with Command(tmp_path, configuration, environment={"PYTHONPATH": str(tmp_path)}) as command:
+        assert command.start("--until-caught-up").wait() == 0, command.log
+    assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"a", b"b"]
+    failed = next(iter(command.events("watermark.failed")))
+    assert error.split("(")[0] in failed["error"]
+
+
 @pytest.mark.parametrize(
     ("code", "setting"),
     [

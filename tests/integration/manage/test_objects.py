@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.manage.objects import Selection, listed, run
+from tests.support.archives import lay_out
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, capture_all, config, objects, publish
 
@@ -44,6 +46,29 @@ def test_every_object_is_listed_by_key_and_the_quarantine_last(configuration: Co
 def test_keys_are_selected_the_empty_one_for_messages_without_a_key(configuration: Config) -> None:
     assert [name.key for name, _ in listed(configuration, Selection(keys=["us"]))] == ["us"]
     assert [(name.key, name.quarantine) for name, _ in listed(configuration, Selection(keys=[""]))] == [(None, False)]
+
+
+def test_keys_select_the_objects_of_their_bundles_whatever_the_number_of_bundles(tmp_path: Path) -> None:
+    messages = {(seq, seq): key for seq, key in enumerate(["eu", "us", "apac", None, *map(str, range(40))], 1)}
+    four, eight = lay_out(tmp_path, messages, 4), lay_out(tmp_path, messages, 8, bucket=1_700_001_000)
+    keyed = lay_out(tmp_path, messages, 0, bucket=1_700_001_900)
+    found = listed(config("nats://127.0.0.1:1", tmp_path), Selection(keys=["eu", ""]))
+    expected = {name for name in four if name.bundle in (bundle_of("eu", 4), bundle_of(None, 4))}
+    expected |= {name for name in eight if name.bundle in (bundle_of("eu", 8), bundle_of(None, 8))}
+    expected |= {name for name in keyed if name.key in ("eu", None)}
+    assert {name for name, _ in found} == expected
+    everything = listed(config("nats://127.0.0.1:1", tmp_path), Selection())
+    assert {name for name, _ in everything} == {*four, *eight, *keyed}
+
+
+def test_the_list_names_bundles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (name,) = lay_out(tmp_path, {(1, 1): "eu"}, 16)
+    settings = config("nats://127.0.0.1:1", tmp_path)
+    assert run(settings, Selection(), as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["key"], found["bundle"], found["path"]) == (None, bundle_of("eu", 16), name.path)
+    assert run(settings, Selection(), as_json=False) == 0
+    assert f"(bundle {name.bundle})" in capsys.readouterr().out
 
 
 def test_times_select_buckets_that_reach_into_them() -> None:

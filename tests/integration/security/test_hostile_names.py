@@ -64,6 +64,7 @@ NASTY = (
     "%5F_HIVE_DEFAULT_PARTITION__",
     "_quarantine",
     "_watermark",
+    "_streams",
     ".hidden",
     ".x.tmp",
     "~root",
@@ -289,10 +290,13 @@ def test_a_table_of_results_writes_no_line_and_moves_no_cursor(name: str) -> Non
     assert all(line.isprintable() for line in lines)
 
 
+RESERVED = ("_quarantine", "_watermark", "_streams")
+
+
 def test_a_stream_leads_nowhere_either() -> None:
     for name in (*NASTY, "a b", "a.b", "a/b", ".."):
         data = settings("nats://127.0.0.1:4222", "/data", source={"stream": name})
-        if re.fullmatch(r"[^\s.*>/\\]+", name) and name.isprintable() and name not in ("_quarantine", "_watermark"):
+        if re.fullmatch(r"[^\s.*>/\\]+", name) and name.isprintable() and name not in RESERVED:
             key = ObjectName(
                 stream=parse(data).source.stream, key=None, bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16
             )

@@ -16,8 +16,11 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.model import Managed, NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage.apply import apply
+from jetcapture_py.manage.check import check
+from jetcapture_py.manage.findings import Findings
 from jetcapture_py.monitoring.status import CaptureStatus, Observed
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.fetch import Fetch
@@ -121,6 +124,84 @@ def test_a_status_needs_little_and_says_what_it_may_not_know(start: Start, tmp_p
     else:
         assert found.lag is None
         assert [lag.lower() in problem.lower() for problem in found.problems] == [True]
+
+
+# ------------------------------------------------------------------ apply and check
+
+LONGER: dict[str, Any] = {"stream": {"max_age": "30d"}, "source": {"stream": STREAM, "consumer": CONSUMER}}
+PAUSED = {"source": {**LONGER["source"], "consumer_config": {"pause_until": "2100-01-01T00:00:00Z"}}}
+NEW: dict[str, Any] = {**LONGER, "stream": {"subjects": ["orders.>"]}}
+
+
+def applied(server: NatsServer, sections: dict[str, Any]) -> list[str]:
+    """Apply as the example's user; what was done."""
+    managed = Managed.model_validate({"nats": as_user(server, "applier"), **sections})
+    return [each.plan.action for each in asyncio.run(apply(managed, dry_run=False))]
+
+
+async def remove_stream(server: NatsServer) -> None:
+    client = await login(server, "admin", password="admin")
+    await client.jetstream().delete_stream(STREAM)
+    await client.close()
+
+
+def test_what_the_example_allows_is_enough_to_apply(start: Start) -> None:
+    server = start(consumer=False)
+    assert applied(server, LONGER) == ["update", "create"]
+    asyncio.run(remove_stream(server))
+    assert applied(server, NEW) == ["create", "create"]
+    assert applied(server, NEW) == ["none", "none"]
+    assert [applied(server, PAUSED) for _ in range(2)] == [["update"], ["none"]]
+    assert "Violation" not in server.log
+
+
+@pytest.mark.parametrize("subject", [each for kind in (False, True) for each in listed("APPLIER", optional=kind)])
+def test_apply_without_a_permission_ends_at_once_and_names_it(start: Start, subject: str) -> None:
+    pauses, creates = ".PAUSE." in subject, ".STREAM.CREATE." in subject
+    server = start(without(subject, of="APPLIER"), consumer=pauses)
+    if creates:
+        asyncio.run(remove_stream(server))
+    with pytest.raises(JetcaptureError, match=re.escape(f"this user may not publish to {subject}")):
+        applied(server, PAUSED if pauses else NEW if creates else LONGER)
+
+
+def checked(server: NatsServer, archive: Path) -> Findings:
+    """Check as the example's user."""
+    return asyncio.run(check(config(server.url, archive, nats=as_user(server, "checker"))))
+
+
+@pytest.mark.parametrize("consumer", [True, False])
+def test_what_the_example_allows_is_enough_to_check_everything(start: Start, tmp_path: Path, consumer: bool) -> None:
+    server = start(consumer=consumer)
+    found = checked(server, tmp_path / "archive").found
+    assert {each.about for each in found} >= {
+        "clock",
+        "consumer",
+        "permission",
+        "decode",
+        "blocks",
+        "retention",
+        "store",
+    }
+    assert [each for each in found if each.level in ("problem", "skipped")] == []
+    assert "Violation" not in server.log
+
+
+def test_check_says_what_it_could_not_check_for_lack_of_a_permission(start: Start, tmp_path: Path) -> None:
+    server = start(without(*listed("CHECKER", optional=True), of="CHECKER"))
+    found = checked(server, tmp_path / "archive")
+    assert found.problems == []
+    assert {each.about for each in found.found if each.level == "skipped"} == {"account", "stream"}
+
+
+@pytest.mark.parametrize("subject", listed("CHECKER", optional=False))
+def test_a_permission_that_a_capture_needs_and_the_checking_user_lacks_is_a_problem(
+    start: Start, tmp_path: Path, subject: str
+) -> None:
+    wider = [each for each in listed("CHECKER", optional=True) if each.endswith("ORDERS.*")]  # which include it
+    server = start(without(subject, *wider, of="CHECKER"), consumer=".CREATE." not in subject)
+    problems = checked(server, tmp_path / "archive").problems
+    assert [subject.removesuffix(">") in each.text for each in problems] == [True]
 
 
 # ------------------------------------------------------------------ the capture

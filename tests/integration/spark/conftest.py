@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from tests.integration.spark.live import Live
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ HOUR = int(datetime(2026, 5, 1, 12, tzinfo=UTC).timestamp())
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive on disk that a test fills object by object."""
+    """An archive on disk that a test fills object by object; with `bundles`, in so many bundles."""
 
     root: Path
+    bundles: int = 0
 
     @property
     def url(self) -> str:
@@ -65,11 +67,17 @@ class Archive:
                 **(columns or {}),
             }
         )
+        bundle = bundle_of(key, self.bundles) if self.bundles and not quarantine else ""
+        if bundle:
+            keys = pa.array([key or None] * len(seqs), pa.string())
+            table = table.append_column(layout.KEY, keys)
+            metadata = {layout.BUNDLES: str(self.bundles), **(metadata or {})}
         first, last = first_last or (min(seqs), max(seqs))
         digest = layout.digest(pa.array(seqs).buffers()[1].to_pybytes(), pa.array(times).buffers()[1].to_pybytes())
         name = layout.ObjectName(
             stream=stream,
-            key=None if quarantine else key,
+            key=None if quarantine or bundle else key,
+            bundle=bundle,
             bucket=bucket,
             first_seq=first,
             last_seq=last,
@@ -84,9 +92,13 @@ class Archive:
         return name
 
 
+both_layouts = pytest.mark.parametrize("archive", [0, 4], indirect=True, ids=["keys", "bundles"])
+"""Marks a test that runs with an archive of keys, and with one of bundles."""
+
+
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path / "archive")
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive", getattr(request, "param", 0))
 
 
 @pytest.fixture

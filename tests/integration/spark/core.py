@@ -40,7 +40,10 @@ PAYLOADS = [
 
 
 def fill(archive: Archive) -> None:
-    """Write six messages: two of them twice, one without a key, and every decoded column with types that differ."""
+    """Write six messages: two of them twice, one without a key, and every decoded column with types that differ.
+
+    The last two are in a bundle, the others under their keys.
+    """
     times = pa.array(TIMES, pa.timestamp("us", "UTC"))
     numbers = [pa.array([1.5, 2.5]), pa.array([2.5, 3.5]), pa.array([4])]
     prices = [pa.array([Decimal(1)] * 2, pa.decimal128(9, 2)), pa.array([Decimal(1)] * 2), pa.array([1])]
@@ -53,7 +56,7 @@ def fill(archive: Archive) -> None:
     columns = {"number": numbers[2], "price": prices[2], "drifted": texts[2], "s": ["text"]}
     archive.write([4], None, timestamps=[LATER], bucket=HOUR + 3600, payloads=[b"4\xff"], columns=columns)
     for same in ([5, 6], [6]):  # the pair that can be compacted
-        archive.write(same, "us", bucket=HOUR + 7200, columns={"number": pa.array(same)})
+        Archive(archive.root, bundles=4).write(same, "us", bucket=HOUR + 7200, columns={"number": pa.array(same)})
 
 
 def check(spark: SparkSession, archive: str, url: str, stream: str) -> None:

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
+from jetcapture_py.archive import layout
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support import s3
 from tests.support.connect import connect_server, environment
@@ -78,6 +80,20 @@ show("refreshed")
 """
 
 
+BUCKET = """
+import sys
+from pyspark.sql import SparkSession
+from spark_jobs.archive import read_bucket
+
+spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+for as_of in (2, "2026-05-01T12:00:00.000003Z", "2026-05-01T12:01:00Z", None):
+    for kept in (1, 2):
+        frame = read_bucket(spark, sys.argv[2], "s", as_of=as_of, max_msgs_per_subject=kept)
+        print(as_of, kept, sorted((row.key_name, row.revision) for row in frame.collect()))
+print(read_bucket(spark, sys.argv[2], "s", history=True).count())
+"""
+
+
 @pytest.fixture
 def orders(archive: Archive) -> Archive:
     """Copies that are settled by sequences, copies that Spark compares, and a column that drifted."""
@@ -116,6 +132,26 @@ def test_an_archive_is_read_over_connect_by_either_engine(server: str, orders: A
             for dedupe in ("auto", "full")
         ),
         "[Row(amount=5), Row(amount=6)]",
+    ]
+
+
+def test_a_bucket_is_read_over_connect(server: str, archive: Archive) -> None:
+    subjects = [f"$KV.s.{key}" for key in ("a", "b", "a", "b")]
+    headers = [None, None, [("Nats-TTL", ["30"])], [("KV-Operation", ["DEL"])]]
+    archive.write([1, 2, 3, 4], None, stream="KV_s", headers=headers, columns={layout.SUBJECT: pa.array(subjects)})
+    done = run("", "-c", BUCKET, server, archive.url)
+    assert done.returncode == 0, done.stderr
+    both, replaced = [("a", 1), ("b", 2)], [("a", 3), ("b", 2)]
+    assert done.stdout.splitlines() == [
+        f"2 1 {both}",
+        f"2 2 {both}",
+        f"2026-05-01T12:00:00.000003Z 1 {replaced}",
+        f"2026-05-01T12:00:00.000003Z 2 {replaced}",
+        "2026-05-01T12:01:00Z 1 []",
+        f"2026-05-01T12:01:00Z 2 {[('a', 1)]}",
+        "None 1 []",
+        f"None 2 {[('a', 1)]}",
+        "4",
     ]
 
 

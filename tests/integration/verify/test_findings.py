@@ -20,8 +20,8 @@ from jetcapture_py.store import LocalStore
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
 from tests.integration.capture.test_watermark import filtered
-from tests.integration.verify.test_proof import KEYED, captured, orders
-from tests.support.archives import copy_to, merge, strip
+from tests.integration.verify.test_proof import KEYED, captured, each_layout, orders  # noqa: F401 - a fixture
+from tests.support.archives import by_place, copy_to, merge, strip
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
@@ -88,12 +88,13 @@ def test_copies_in_another_bucket_are_found_when_the_interval_was_changed(nats_s
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_copies_in_one_key_and_bucket_are_not_read_twice(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         root = tmp_path / "a"
         async with captured(nats_server, root, orders(900)) as (_, settings):
-            for key in "abc":
-                merge(root, [name for name in objects(root) if name.key == key], keep=True)
+            for names in by_place(objects(root)):
+                merge(root, names, keep=True)
             report = await verify(settings)
         assert (report.duplicates, report.read_twice, report.exit_code()) == (900, 0, 0)
 

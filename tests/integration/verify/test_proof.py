@@ -27,7 +27,7 @@ from jetcapture_py.verify import scan
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
 from tests.support import s3
-from tests.support.archives import encoded, merge, put
+from tests.support.archives import by_place, encoded, merge, put
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -45,7 +45,13 @@ from tests.support.running import (
 )
 
 Start = Callable[..., NatsServer]
-KEYED = {"key": "{subject[1]}", "block": {"max_messages": 50}}
+KEYED: dict[str, Any] = {"key": "{subject[1]}", "block": {"max_messages": 50}}
+
+
+@pytest.fixture(params=[0, 4], ids=["keys", "bundles"])
+def each_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with objects under keys, and with objects in bundles."""
+    monkeypatch.setitem(KEYED, "block", {"max_messages": 50, "bundles": request.param})
 
 
 def orders(count: int, keys: str = "abc") -> list[Message]:
@@ -95,6 +101,7 @@ async def captured(
 # ------------------------------------------------------------------ complete, and not
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(1000)) as (_, settings):
@@ -113,6 +120,7 @@ def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(600, "a")) as (_, settings):
@@ -151,6 +159,7 @@ def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start,
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_messages_that_were_deleted_from_the_stream_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         server = nats_server()
@@ -168,6 +177,7 @@ def test_messages_that_were_deleted_from_the_stream_are_not_missing(nats_server:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         messages: list[Message] = [
@@ -202,6 +212,7 @@ def test_what_is_not_acknowledged_yet_is_not_missing(nats_server: Start, tmp_pat
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_copies_are_counted_and_nothing_is_missing(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (_, settings):
@@ -219,14 +230,16 @@ def test_copies_are_counted_and_nothing_is_missing(nats_server: Start, tmp_path:
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_compacted_objects_hold_what_their_sources_held(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with captured(nats_server, tmp_path / "a", orders(600)) as (_, settings):
-            for key in "abc":
-                merge(tmp_path / "a", [name for name in objects(tmp_path / "a") if name.key == key])
+            places = by_place(objects(tmp_path / "a"))
+            for names in places:
+                merge(tmp_path / "a", names)
             report = await verify(settings, deep=True)
             assert report.complete
-            assert (report.objects, report.duplicates, report.stored) == (3, 0, 600)
+            assert (report.objects, report.duplicates, report.stored) == (len(places), 0, 600)
             lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
             assert holes(await verify(settings)) == lost
 
@@ -632,6 +645,7 @@ def test_it_leaves_nothing_behind_on_the_server(nats_server: Start, tmp_path: Pa
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("each_layout")
 def test_a_random_loss_is_told_exactly(nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
     monkeypatch.setattr("jetcapture_py.verify.proof.CLOSE", 8)  # so that it is read in many ranges

@@ -98,6 +98,24 @@ def test_text_is_made_of_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert max(sizes) < 16_384
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_long_names_of_empty_columns_do_not_make_large_pieces_of_text(
+    nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_writer, "PIECE", 1 << 16)
+    sizes: list[int] = []
+    lines = block_writer.json_lines
+    monkeypatch.setattr(block_writer, "json_lines", lambda rows: [text := lines(rows), sizes.append(len(text))][0])
+    names = [f"{number:0200}" for number in range(100)]
+    flags = [True, *[None] * 2999]
+    columns = dict.fromkeys(names, flags)
+    if nested:
+        columns = {"a": pa.array([dict.fromkeys(names)] * 3000, pa.struct(dict.fromkeys(names, pa.bool_())))}
+    found = write(TextWriter("ndjson", "none"), batch([(seq, seq) for seq in range(3000)], **columns))
+    assert found.data.size > 60_000_000
+    assert max(sizes) < 64 * 22_000, "the size of the first piece, and much less than that of 3,000 rows"
+
+
 def test_the_quarantine_is_parquet_whatever_the_format() -> None:
     block = replace(BLOCK, key=None, quarantine=True)
     found = encoder(TextWriter("csv", "gzip")).encode(block, "age", [quarantined([(1, 10)])])

@@ -40,6 +40,7 @@ def names(draw: st.DrawFn, /, **fixed: Any) -> ObjectName:
         if quarantine
         else draw(st.sampled_from([".parquet", *layout.TEXT_SUFFIXES, ".arrow", ".a1.b2"])),
     }
+    values |= {} if quarantine or draw(st.booleans()) else {"key": None, "bundle": draw(st.sampled_from(["0", "03"]))}
     return ObjectName(**(values | fixed))
 
 
@@ -176,6 +177,7 @@ def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None
         PATH.replace(FILE, "_SUCCESS"),
         PATH.replace(FILE, "part-00000-2f1c.c000.snappy.parquet"),
         "_watermark/ORDERS.json",
+        "_streams/ORDERS/20240101T000000Z.json",
         "_probe/0123456789abcdef",
         f"_quarantine/ORDERS/{FILE}",
         PATH + "\n",
@@ -207,6 +209,9 @@ def test_only_paths_that_names_make_are_understood(path: str) -> None:
         ("", "_"),
         ("key_", "key_"),
         ("keys", "keys"),
+        ("bundle", "bundle_"),
+        ("BUNDLE", "BUNDLE_"),
+        ("bundle_", "bundle_"),
         ("minute", "minute"),
         ("_nats", "_nats"),
         ("nats_seq", "nats_seq"),
@@ -221,7 +226,7 @@ def test_a_field_that_would_hide_a_column_of_ours_is_renamed(name: str, column: 
 def test_no_field_name_is_one_of_ours(name: str) -> None:
     column = layout.field_name(name)
     assert column
-    assert column.lower() not in (*layout.PARTITIONS, *layout.ENVELOPE, layout.ROW)
+    assert column.lower() not in (*layout.RESERVED, *layout.ENVELOPE, layout.ROW)
 
 
 # ------------------------------------------------------------------ overlaps
@@ -248,6 +253,7 @@ def crowded(draw: st.DrawFn) -> ObjectName:
             first_seq=first,
             last_seq=first + draw(st.integers(0, 12)),
             quarantine=draw(st.booleans()),
+            bundle="",
         )
     )
 
@@ -266,6 +272,37 @@ def test_objects_are_read_as_they_are_only_if_no_other_may_share_a_message(objec
 
     assert sort(shared) == sort([name for name, shares in zip(objects, expected, strict=True) if shares])
     assert sort(alone) == sort([name for name, shares in zip(objects, expected, strict=True) if not shares])
+
+
+def in_bundle(first: int, last: int, bundle: str, bucket: int = 0) -> ObjectName:
+    return replace(NAME, key=None, bundle=bundle, first_seq=first, last_seq=last, bucket=bucket)
+
+
+def test_objects_of_different_bundles_share_no_message() -> None:
+    one, other, same = in_bundle(1, 9, "03"), in_bundle(5, 6, "04"), in_bundle(9, 10, "03")
+    assert layout.split_overlapping([one, other]) == ([one, other], [])
+    assert layout.split_overlapping([one, other, same]) == ([other], [one, same])
+
+
+def test_a_bucket_with_objects_under_keys_and_in_bundles_is_one_group() -> None:
+    keyed = replace(NAME, first_seq=5, last_seq=6, bucket=0)
+    bundles = [in_bundle(1, 9, "03"), in_bundle(5, 6, "04")]
+    elsewhere = [in_bundle(1, 9, "03", bucket=900), in_bundle(5, 6, "04", bucket=900)]
+    alone, shared = layout.split_overlapping([keyed, *bundles, *elsewhere])
+    assert alone == elsewhere
+    assert set(shared) == {keyed, *bundles}
+
+
+@pytest.mark.parametrize(("one", "other"), [("3", "04"), ("03", "004")])
+def test_a_bucket_with_bundles_of_as_many_digits_as_no_one_number_has_is_one_group(one: str, other: str) -> None:
+    objects = [in_bundle(1, 9, one), in_bundle(5, 6, other)]
+    assert layout.split_overlapping(objects) == ([], objects)
+
+
+def test_a_bucket_whose_footers_have_two_numbers_of_bundles_is_one_group() -> None:
+    objects = [in_bundle(1, 9, "3"), in_bundle(5, 6, "7")]
+    assert layout.split_overlapping(objects, dict.fromkeys(objects, 8)) == (objects, [])
+    assert layout.split_overlapping(objects, dict(zip(objects, (4, 8), strict=True))) == ([], objects)
 
 
 @pytest.mark.parametrize(("second", "shares"), [((10, 20), True), ((11, 20), False), ((1, 1), True), ((0, 99), True)])

@@ -39,6 +39,7 @@ def batch(identities: list[Identity], **columns: Any) -> pa.RecordBatch:
         layout.SUBJECT: pa.array([f"s.{seq % 3}" for seq, _ in identities], pa.string()),
         layout.SEQ: pa.array([seq for seq, _ in identities], pa.int64()),
         layout.TIMESTAMP: pa.array([time for _, time in identities], pa.timestamp("us", "UTC")),
+        layout.NANOS: pa.array([seq * 7 % 1000 for seq, _ in identities], pa.int16()),
         layout.DELIVERED: pa.array([1] * count, pa.int32()),
         layout.HEADERS: pa.array([[("N", [str(seq), "x"])] for seq, _ in identities], HEADERS_TYPE),
         layout.PAYLOAD: pa.array([b"%d/%d" % each for each in identities], pa.binary()),
@@ -157,6 +158,7 @@ def test_columns_and_types_are_those_of_the_format() -> None:
         "_nats_subject": pa.string(),
         "_nats_seq": pa.int64(),
         "_nats_timestamp": pa.timestamp("us", "UTC"),
+        "_nats_nanos": pa.int16(),
         "_nats_delivered": pa.int32(),
         "_nats_headers": pa.map_(pa.string(), pa.list_(pa.string())),
         "_nats_payload": pa.binary(),
@@ -175,6 +177,7 @@ def test_values_come_back() -> None:
             "_nats_subject": f"s.{seq}",
             "_nats_seq": seq,
             "_nats_timestamp": datetime.fromtimestamp(micros // 1_000_000, UTC).replace(microsecond=micros % 1_000_000),
+            "_nats_nanos": seq * 7,
             "_nats_delivered": 1,
             "_nats_headers": {"N": [str(seq), "x"]},
             "_nats_payload": b"%d/%d" % (seq, micros),
@@ -343,6 +346,15 @@ def test_a_column_has_a_dictionary_only_where_it_repeats_itself() -> None:
     }
     assert found["_nats_subject"] == found["_nats_stream"] == "DICTIONARY"
     assert found["_nats_seq"] == found["_nats_timestamp"] == "DELTA_BINARY_PACKED"
+
+
+def test_long_texts_that_repeat_are_stored_once_each() -> None:
+    chance = random.Random(1)
+    texts = [chance.randbytes(5_000).hex() for _ in range(200)]  # 2 MB, and half of it compressed
+    column = [chance.choice(texts) for _ in range(1000)]
+    encoded = write(batch(plain(1000), text=column))
+    assert encoded.data.size < 200 * 10_000
+    assert read(encoded).column("text").to_pylist() == column
 
 
 def test_subjects_that_never_repeat_have_no_dictionary() -> None:
@@ -577,6 +589,19 @@ def test_a_block_whose_columns_cannot_be_written_is_salvaged_into_the_quarantine
     assert all(error.startswith("Arrow") and "\n" not in error for error in table.column("error").to_pylist())
     assert metadata(encoded)["sealed_by"] == "error"
     assert (encoded.messages, encoded.duplicates) == (3, 1)
+
+
+def test_without_payloads_what_was_decoded_is_salvaged() -> None:
+    rows = batch(
+        [(1, 5), (1, 5), (2, 6)], _nats_row=pa.array([0, 1, 0], pa.int32()), a=["x", "y", "z"], Error=[1, 2, 3]
+    )
+    encoded = ENCODER.salvage(BLOCK, [rows.drop_columns([layout.PAYLOAD])], ValueError("no"))
+    assert (encoded.messages, encoded.name.quarantine) == (2, True)
+    assert read(encoded).column("a").to_pylist() == ["x", "y", "z"]
+    assert read(encoded).column("decoded_Error").to_pylist() == [1, 2, 3]
+    assert read(encoded).column("error").to_pylist() == ["ValueError: no"] * 3
+    unwritable = batch([(1, 5)], a=pa.nulls(1, pa.struct([]))).drop_columns([layout.PAYLOAD])
+    assert read(ENCODER.salvage(BLOCK, [unwritable], ValueError("no"))).column(layout.SEQ).to_pylist() == [1]
 
 
 def test_a_message_of_several_rows_is_salvaged_once() -> None:

@@ -188,20 +188,48 @@ def test_directories_of_dead_processes_are_removed_and_those_of_others_are_not(t
         processes[0].kill()
         processes[0].wait()
         (tmp_path / "notes.txt").write_text("not ours")
-        (tmp_path / ".jetcapture-old").mkdir()
-        (tmp_path / ".jetcapture-new").mkdir()
-        os.utime(tmp_path / ".jetcapture-old", (0, 0))
+        (tmp_path / ".jetcapture-old12345").mkdir()
+        (tmp_path / ".jetcapture-new12345").mkdir()
+        os.utime(tmp_path / ".jetcapture-old12345", (0, 0))
         spool = Spool(tmp_path, 1 << 20)
         spool.open()
         assert sorted(path.name for path in files(tmp_path)) == ["0.arrow", "notes.txt"]
         assert len([path for path in tmp_path.iterdir() if path.name.startswith("jetcapture-")]) == 2
-        assert (tmp_path / ".jetcapture-new").exists()
-        assert not (tmp_path / ".jetcapture-old").exists()
+        assert (tmp_path / ".jetcapture-new12345").exists()
+        assert not (tmp_path / ".jetcapture-old12345").exists()
         spool.close()
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize(
+    "name", ["jetcapture-archive", "jetcapture-12345678", ".jetcapture-archive", ".jetcapture-12345678"]
+)
+def test_directories_of_others_keep_everything_that_is_in_them(tmp_path: Path, name: str) -> None:
+    kept = tmp_path / name / "ORDERS" / "key=eu" / "1.parquet"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"an object")
+    (tmp_path / name / "notes").write_text("kept")
+    os.utime(tmp_path / name, (0, 0))
+    spool = Spool(tmp_path, 1 << 20)
+    spool.open()
+    spool.close()
+    assert kept.read_bytes() == b"an object"
+    assert (tmp_path / name / "notes").read_text() == "kept"
+
+
+def test_room_is_kept_for_objects_that_are_larger_than_their_rows(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10 * SIZE, growth=4)
+    for _ in range(2):
+        spool.write(ROWS)
+    assert not spool.has_room(1)
+    sink = spool.sink()
+    sink.write(b"x" * 8 * SIZE)
+    assert not sink.failed
+    sink.close()
+    spool.close()
 
 
 def test_a_directory_is_locked_before_anybody_may_take_it_for_abandoned(tmp_path: Path) -> None:

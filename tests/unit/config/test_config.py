@@ -201,6 +201,8 @@ def test_the_defaults_are_the_contract() -> None:
         ),
         ("block.interval", "100ms", 'block.interval: expected at least 1s, got "100ms"'),
         ("block.max_age", "0s", 'block.max_age: expected at least 1ms, got "0s"'),
+        ("block.bundles", -1, "block.bundles: expected at least 0, got -1"),
+        ("block.bundles", 10_001, "block.bundles: expected at most 10000, got 10001"),
         ("block.max_bytes", "64k", 'block.max_bytes: expected 64KiB (1024s) or 64KB (1000s), got "64k"'),
         (
             "block.format",
@@ -709,3 +711,10 @@ def test_the_schema_agrees_with_the_loader() -> None:
                 model.parse(data)
             else:
                 problems_of(data)
+
+
+@pytest.mark.parametrize("url", ["file:///data/archive", "/data/archive", "/data/"])
+def test_a_spool_inside_the_archive_is_refused(url: str) -> None:
+    data = {**MINIMAL, "store": {"url": url}, "limits": {"spool": {"path": "/data/archive/spool", "size": "1GiB"}}}
+    (problem,) = problems_of(data)
+    assert problem.startswith("limits.spool.path: /data/archive/spool is inside the archive, ")

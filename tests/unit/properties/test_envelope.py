@@ -69,5 +69,6 @@ def test_a_reply_gives_its_own_numbers_or_none_whatever_comes_beside_it(batch: l
     assert rows.column(layout.SEQ).to_pylist() == [seq for _, (_, seq, _) in expected]
     assert rows.column(layout.DELIVERED).to_pylist() == [min(times, 2**31 - 1) for _, (times, _, _) in expected]
     assert rows.column(layout.TIMESTAMP).cast(pa.int64()).to_pylist() == [time // 1000 for _, (_, _, time) in expected]
+    assert rows.column(layout.NANOS).to_pylist() == [time % 1000 for _, (_, _, time) in expected]
     assert found.strays == len(batch) - len(expected)
     assert not found.failures

@@ -72,6 +72,7 @@ def test_numbers_are_read_from_every_form_of_ack_subject(form: str) -> None:
     result = assembled(*replies)
     assert result.strays == 0
     assert column(result, layout.SEQ) == [5, 6, 1 << 62]
+    assert column(result, layout.NANOS) == [789, 789, 789]
     assert column(result, layout.DELIVERED) == [1, 2, 3]
     assert column(result, REPLY) == replies
     assert column(result, layout.PAYLOAD) == [b"payload 0", b"payload 1", b"payload 2"]

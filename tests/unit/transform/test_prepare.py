@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform import prepare as prepare_module
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder
 from jetcapture_py.transform.keys import KeyFunction, TemplateKey
@@ -45,7 +47,11 @@ def received(*messages: Sent) -> Received:
 
 
 def prepare(
-    *messages: Sent | bytes, decoder: Decoder | None = None, key: KeyFunction | str = "", keep_payload: bool = True
+    *messages: Sent | bytes,
+    decoder: Decoder | None = None,
+    key: KeyFunction | str = "",
+    keep_payload: bool = True,
+    bundles: int = 0,
 ) -> Prepared:
     preparer = Preparer(
         stream="S",
@@ -54,6 +60,7 @@ def prepare(
         key=TemplateKey(key) if isinstance(key, str) else key,
         interval=900,
         keep_payload=keep_payload,
+        bundles=bundles,
     )
     prepared = preparer(received(*(Sent(m) if isinstance(m, bytes) else m for m in messages)))
     for rows, runs in ((prepared.rows, prepared.runs), (prepared.quarantine, prepared.quarantine_runs)):
@@ -247,6 +254,26 @@ def test_rows_are_brought_together_by_key_and_bucket() -> None:
     assert found == [("a", 0, [1, 3]), ("b", 0, [2]), ("a", 900, [4])]
 
 
+def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_column() -> None:
+    keys = ["a", "b", "a", "iceberg", "", "c", "größe"]
+    messages = [Sent(subject=f"s.{key}".encode(), seconds=1000 if at < 5 else 0) for at, key in enumerate(keys)]
+    prepared = prepare(*messages, Sent(subject=b"s"), key="{subject[1]}", bundles=16)
+    found = prepared.rows.column(layout.KEY).to_pylist()
+    assert dict(zip(seqs(prepared.rows), found, strict=True)) == {
+        seq: key or None for seq, key in enumerate([*keys, None], 1)
+    }
+    assert len({(run.bundle, run.bucket) for run in prepared.runs}) == len(prepared.runs)
+    for run in prepared.runs:
+        assert run.key is None
+        assert {bundle_of(key, 16) for key in found[run.start : run.start + run.length]} == {run.bundle}
+
+
+def test_a_decoded_field_called_key_or_bundle_does_not_take_the_place_of_ours() -> None:
+    prepared = prepare(b'{"key": "k", "bundle": 1}', decoder=InferringJsonDecoder(), key="own", bundles=4)
+    assert prepared.rows.schema.names[-3:] == ["key", "bundle_", "key_"]
+    assert prepared.rows.column(layout.KEY).to_pylist() == ["own"]
+
+
 @pytest.mark.parametrize("letter", ["x", "/", "ü", "日"])
 def test_a_key_that_is_too_long_for_a_directory_quarantines_its_message(letter: str) -> None:
     weight = len(layout.escape_key(letter).encode())
@@ -301,13 +328,42 @@ def test_a_key_function_is_not_asked_about_messages_that_could_not_be_decoded() 
     assert prepared.runs == ()
 
 
-def test_a_message_of_several_rows_goes_to_quarantine_whole_when_one_row_has_no_place() -> None:
+def test_a_message_of_several_rows_goes_to_quarantine_whole_when_its_first_row_has_no_place() -> None:
     def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
         return pa.array(["x" * 300 if index == 1 else "k" for index in range(len(batch))])
 
-    prepared = prepare(b"rows 3", b"a", decoder=Scripted(), key=key)
-    assert seqs(prepared.rows) == [2]
-    assert faults(prepared) == {1: "key"}
+    prepared = prepare(b"a", b"rows 3", b"b", decoder=Scripted(), key=key)
+    assert seqs(prepared.rows) == [1, 3]
+    assert faults(prepared) == {2: "key"}
+
+
+def test_a_key_function_is_asked_about_messages_not_about_their_rows_and_has_every_payload() -> None:
+    asked: list[list[bytes]] = []
+
+    def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
+        payloads = batch.column(layout.PAYLOAD).to_pylist()
+        asked.append(payloads)
+        return pa.array([payload.decode().replace(" ", "-") for payload in payloads])
+
+    prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted(), key=key)
+    assert asked == [[b"rows 3", b"a", b"rows 2"]]
+    assert [(run.key, run.length) for run in prepared.runs] == [("rows-3", 3), ("a", 1), ("rows-2", 2)]
+
+
+def test_large_headers_of_a_message_with_many_rows_quarantine_it_and_those_of_several_are_taken_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepare_module, "ENVELOPE_BYTES", 100_000)
+    large = b"NATS/1.0\r\nA: " + b"x" * 1000 + b"\r\nA: " + "ü".encode() * 500 + b"\r\nB: y\r\n\r\n"
+    alone = prepare(Sent(b"rows 60", headers=large), b"rows 3", Sent(b"a", headers=large), decoder=Scripted())
+    assert faults(alone) == {1: "decode"}
+    assert seqs(alone.rows) == [2, 2, 2, 3]
+    (error,) = alone.quarantine.column(layout.ERROR).to_pylist()
+    assert error == ("its subject and headers, in each of its 60 rows, would take 122340 bytes; the limit is 100000")
+    several = [Sent(b"rows 20", headers=large)] * 3
+    with pytest.raises(BatchTooWideError):
+        prepare(*several, decoder=Scripted())
+    assert prepare(*several[:2], decoder=Scripted()).rows.num_rows == 40
 
 
 def test_all_rows_of_a_message_have_the_key_of_its_first_because_one_object_acknowledges_it() -> None:
@@ -317,8 +373,8 @@ def test_all_rows_of_a_message_have_the_key_of_its_first_because_one_object_ackn
     prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted(), key=key)
     assert [(run.key, seqs(prepared.rows.slice(run.start, run.length))) for run in prepared.runs] == [
         ("k0", [1, 1, 1]),
-        ("k3", [2]),
-        ("k4", [3, 3]),
+        ("k1", [2]),
+        ("k2", [3, 3]),
     ]
 
 

@@ -14,11 +14,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.compaction.summary import Summary
-from tests.integration.spark.conftest import HOUR, Archive
+from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support import s3
 
 if TYPE_CHECKING:
@@ -76,16 +77,21 @@ class TestContent:
         ),
         target=some.sampled_from([3_000, 6_000, 1 << 20]),
     )
+    @pytest.mark.parametrize("bundles", [0, 4])
     def test_the_archive_reads_the_same_before_and_after(
         self,
+        bundles: int,
         spark: SparkSession,
         tmp_path_factory: pytest.TempPathFactory,
         blocks: list[tuple[str, set[tuple[int, int]], int]],
         target: int,
     ) -> None:
-        archive = Archive(tmp_path_factory.mktemp("archive"))
+        archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
         decoded: dict[tuple[str, tuple[int, int]], int] = {}
-        for key, messages, number in blocks:
+        owners: dict[tuple[int, int], str] = {}
+        for key, every, number in blocks:
+            # in a bundle beside other keys, a message has its one key
+            messages = {each for each in every if not bundles or owners.setdefault(each, key) == key}
             kind = number % len(COLUMNS[key])
             # all copies of a message are decoded alike, or any of them could be read
             alike = sorted(each for each in messages if decoded.setdefault((key, each), kind) == kind)
@@ -103,6 +109,7 @@ class TestContent:
         assert summary.objects_after == len(names(archive))
         assert at_once(spark, archive, target_size=target).changes == ()
 
+    @both_layouts
     def test_rows_of_one_message_and_recreated_streams_survive(self, spark: SparkSession, archive: Archive) -> None:
         moment = HOUR * 1_000_000
         lines = pa.array([0, 1, 2], pa.int32())
@@ -225,6 +232,7 @@ class TestChoice:
         assert summary.left == {"another compaction changed it meanwhile": 3}
         assert Counter((name.key, name.rows) for name in names(hours)) == {("a", 1): 6, (None, 2): 3}
 
+    @both_layouts
     def test_two_at_the_same_time_with_other_targets_lose_nothing(self, spark: SparkSession, archive: Archive) -> None:
         for number in range(60):
             archive.write(list(range(number * 10, number * 10 + 15)), payloads=[b"%d" % number * 50] * 15)
@@ -286,6 +294,32 @@ class TestCommand:
         assert found.err.startswith("compact: cannot read file:///")
         assert name.digest in found.err
         assert found.err.count("\n") == 1
+
+    def test_an_archive_of_keys_moves_to_bundles_and_reads_the_same(
+        self, spark: SparkSession, orders: Archive, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        orders.write([60, 61], "b", quarantine=True, stage=["decode"] * 2, error=["no"] * 2)
+        before = content(spark, orders)
+        assert main([orders.url, "ORDERS", "--bundles", "4", "--dry-run"]) == 0
+        plan = capsys.readouterr().out.splitlines()
+        assert [line.partition(",")[0] for line in plan[:-1]] == sorted(
+            {f"bundle {bundle_of('a', 4)}", f"bundle {bundle_of(None, 4)}"}
+        )
+        assert main([orders.url, "ORDERS", "--bundles", "4", "--grace", "0s"]) == 0
+        assert capsys.readouterr().out.startswith("ORDERS: 5 objects, ")
+        assert {name.bundle for name in names(orders) if not name.quarantine} == {
+            bundle_of("a", 4),
+            bundle_of(None, 4),
+        }
+        assert content(spark, orders) == before
+        for keys in (["a"], [None]):
+            expected = Counter(row for row in before[1].elements() if json.loads(row)["key"] in keys)
+            assert content(spark, orders, keys=keys)[1] == expected
+        assert main([orders.url, "ORDERS", "--bundles", "4"]) == 0
+        assert capsys.readouterr().out.startswith("ORDERS: 2 objects, ")
+        for option in (["--key", "a"], ["--quarantine"]):
+            assert main([orders.url, "ORDERS", "--bundles", "4", *option]) == 1
+            assert "bundles cannot be combined" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -18,7 +18,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import Dedupe, archive_view, read_archive
 from spark_jobs.reading import objects
-from tests.integration.spark.conftest import HOUR, Archive
+from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from spark_jobs.reading.objects import Listing
 
-    Schemas = tuple[list[pa.Schema], list[int]]
 
 pytestmark = pytest.mark.spark
 
@@ -57,6 +56,7 @@ def plan(frame: DataFrame) -> str:
 
 
 class TestKeys:
+    @both_layouts
     def test_every_key_comes_back_as_the_string_it_was(self, spark: SparkSession, archive: Archive) -> None:
         for number, key in enumerate(KEYS):
             archive.write([number], key, name=[key])
@@ -70,6 +70,7 @@ class TestKeys:
         archive.write([2], "other")
         assert seqs(read_archive(spark, archive.url, "ORDERS", keys=[key])) == [1]
 
+    @both_layouts
     def test_several_keys_can_be_asked_for_and_one_named_twice_is_read_once(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -125,6 +126,7 @@ class TestTimeRange:
         assert frame.count() == 0
         assert columns_of(frame)["amount"] == "double"
 
+    @both_layouts
     def test_a_key_without_messages_gives_no_rows_but_the_columns(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1], amount=[1.5])
         frame = read_archive(spark, archive.url, "ORDERS", keys=["unheard of"], columns=["amount", "key"])
@@ -136,12 +138,14 @@ class TestTimeRange:
 
 
 class TestDuplicates:
+    @both_layouts
     def test_a_message_in_two_objects_is_read_once(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1, 2, 3])
         archive.write([2, 3, 4])
         archive.write([10, 11])
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 10, 11]
 
+    @both_layouts
     def test_same_sequences_at_another_time_are_other_messages(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1, 2])
         archive.write([1, 2], timestamps=[HOUR * 1_000_000 + 500, HOUR * 1_000_000 + 501])
@@ -162,6 +166,7 @@ class TestDuplicates:
         assert "Exchange hash" in plan(frame)
         assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
 
+    @both_layouts
     def test_copies_that_alternate_are_told_apart(self, spark: SparkSession, archive: Archive) -> None:
         archive.write(range(1, 200, 2))
         archive.write(range(1, 200))
@@ -170,6 +175,7 @@ class TestDuplicates:
         expected = sorted([*range(1, 200), *{*range(2, 300, 2), *range(3, 300, 3)}])
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == expected
 
+    @both_layouts
     def test_overlaps_whose_sequences_lie_far_apart_are_read_once(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1, 64, 2**40, 2**40 + 2, 2**62])
         archive.write([2, 64, 65, 2**40, 2**40 + 1, 2**40 + 3, 2**62 - 1])
@@ -224,6 +230,7 @@ class TestDuplicates:
         counts = {mode: read_archive(spark, archive.url, "ORDERS", dedupe=mode).count() for mode in MODES}
         assert counts == {"none": 6, "auto": 5, "full": 3}
 
+    @both_layouts
     def test_the_rows_of_one_message_are_not_copies_of_each_other(self, spark: SparkSession, archive: Archive) -> None:
         when = [HOUR * 1_000_000] * 3
         for last in (1, 2):
@@ -236,6 +243,7 @@ class TestDuplicates:
         )
         assert frame.count() == 3
 
+    @both_layouts
     def test_columns_chosen_need_not_include_what_deduplication_needs(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -308,6 +316,7 @@ class TestDrift:
         rows = frame.orderBy(layout.SEQ).select("s").collect()
         assert [row["s"].asDict() for row in rows] == [{"x": 1, "y": None}, {"x": None, "y": "a"}]
 
+    @both_layouts
     def test_copies_of_a_message_with_drifted_types_are_one_message(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -328,10 +337,12 @@ class TestDrift:
         frame = read_archive(spark, archive.url, "ORDERS", columns=["a.b", "c`d"])
         assert sorted(tuple(row) for row in frame.collect()) == [("1", 2), ("x", 2)]
 
+    @both_layouts
     def test_the_envelope_comes_first_and_the_partitions_last(self, spark: SparkSession, archive: Archive) -> None:
         archive.write([1], z=[1])
         archive.write([2], z=[1], a=[1], _nats_row=pa.array([0], pa.int32()))
-        expected = [*layout.ENVELOPE, layout.ROW, "z", "a", *layout.PARTITIONS]
+        envelope = [name for name in layout.ENVELOPE if name != layout.NANOS]  # which these objects lack
+        expected = [*envelope, layout.ROW, "z", "a", *layout.PARTITIONS]
         assert read_archive(spark, archive.url, "ORDERS").columns == expected
 
     def test_a_time_of_day_needs_a_session_that_knows_times_or_is_left_out(
@@ -431,13 +442,15 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         archive.write([1, 2])
-        schemas = objects.Archive.schemas
+        facts = objects.Archive.facts
 
-        def late(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
+        def late(
+            self: objects.Archive, names: Sequence[ObjectName], listing: Listing, **more: bool
+        ) -> objects.ObjectFacts:
             archive.write([2, 3])
-            return schemas(self, names, listing)
+            return facts(self, names, listing, **more)
 
-        monkeypatch.setattr(objects.Archive, "schemas", late)
+        monkeypatch.setattr(objects.Archive, "facts", late)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
         monkeypatch.undo()
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
@@ -446,16 +459,18 @@ class TestArchive:
         self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = [archive.write([1, 2]), archive.write([3])]
-        schemas = objects.Archive.schemas
+        facts = objects.Archive.facts
 
-        def compacted(self: objects.Archive, names: Sequence[ObjectName], listing: Listing) -> Schemas:
+        def compacted(
+            self: objects.Archive, names: Sequence[ObjectName], listing: Listing, **more: bool
+        ) -> objects.ObjectFacts:
             if names == sources:
                 archive.write([1, 2, 3])
                 for source in sources:
                     (archive.root / source.path).unlink()
-            return schemas(self, names, listing)
+            return facts(self, names, listing, **more)
 
-        monkeypatch.setattr(objects.Archive, "schemas", compacted)
+        monkeypatch.setattr(objects.Archive, "facts", compacted)
         assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
 
     def test_plain_sql_finds_the_view(self, spark: SparkSession, archive: Archive) -> None:

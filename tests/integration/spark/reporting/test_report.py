@@ -20,6 +20,7 @@ from hypothesis import strategies as some
 from pyspark.sql import SparkSession
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE, REPLY
 from jetcapture_py.archive.watermark import Watermark, path
@@ -32,6 +33,7 @@ from spark_jobs.reporting.facts import MOST_REASONS, Choice, Facts, collect
 from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
 from tests.support import s3
+from tests.support.archives import lay_out
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Page
 from tests.support.running import capture_all, config, publish
@@ -202,6 +204,19 @@ class TestFigures:
             store.put([1, 2])
         tiles = store.page(spark, dedupe="none").tiles
         assert (tiles["Messages"], tiles["Stored twice"]) == ("5", "not counted")
+
+    def test_messages_in_several_layouts_count_once_and_bundles_are_named(
+        self, spark: SparkSession, store: Store
+    ) -> None:
+        messages = {(seq, HOUR * 1_000_000 + seq): f"k{seq % 5}" for seq in range(1, 31)}
+        for bundles in (0, 4, 16):
+            lay_out(store.root, messages, bundles, bucket=HOUR)
+        page = store.page(spark)
+        assert (page.tiles["Messages"], page.tiles["Stored twice"]) == ("30", "60")
+        assert f"bundle {bundle_of('k1', 4)}" in page.section("volume").text
+        assert "Keys and bundles" in page.tiles
+        with pytest.raises(JetcaptureError, match="many keys in bundles"):
+            report(spark, f"file://{store.root}", STREAM, keys=["k1"])
 
     def test_copies_under_another_key_are_found_by_full_deduplication(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2, 3], "a")

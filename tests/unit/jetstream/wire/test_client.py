@@ -182,6 +182,16 @@ STREAM = b"".join(
 )
 
 
+def test_a_connection_without_subscriptions_of_ours_hears_many_messages_as_from_the_stock_parser() -> None:
+    fast, stock = Fast(), Stock()
+    for sid in REGISTERED:
+        fast.forget(sid)
+    data = b"".join(frame(99, b"s", b"%d" % index) for index in range(500))
+    fast.feed(data)
+    stock.feed(data)
+    assert (dict(fast.seen), fast.calls) == stock.outcome()
+
+
 def test_all_frames_arrive_as_from_the_stock_parser() -> None:
     (messages, calls), stock = outcomes(STREAM)
     assert (messages, calls) == stock

@@ -1,0 +1,101 @@
+"""Which bundle a key belongs to: Iceberg's bucket hash, vectorized over distinct keys, and the order of its rows.
+
+Source: https://iceberg.apache.org/spec/#bucket-transform-details, 32-bit hash of strings: murmur3_x86_32 with seed 0 of
+the UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jetcapture_py.archive import layout
+
+LEAST_ROWS, MOST_ROWS = 1 << 14, 1 << 16
+"""Rows of a row group, if the object has as many: small enough to skip most of an object for one key."""
+MOST_BYTES = 32 << 20
+"""Bytes in memory after which a row group ends, if it has `LEAST_ROWS`."""
+_GROUPS = 16
+"""Row groups that an object is divided into, if they have `LEAST_ROWS`."""
+
+_C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+
+
+def bundle_numbers(keys: pa.StringArray, bundles: int) -> Any:
+    """Return the bundle of each key as int64; null and "" belong to bundle 0."""
+    numbers = ((_murmur3(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(bundles)).astype(np.int64)
+    if keys.null_count:
+        numbers[keys.is_null().to_numpy(zero_copy_only=False)] = 0
+    return numbers
+
+
+def bundle_of(key: str | None, bundles: int) -> str:
+    """Return the bundle of one key, as in the directory's name."""
+    return bundle_text(int(bundle_numbers(pa.array([key], pa.string()), bundles)[0]), bundles)
+
+
+def bundle_text(number: int, bundles: int) -> str:
+    """Return a bundle's number as in the directory's name: with as many digits as the last one has."""
+    return f"{number:0{len(str(bundles - 1))}}"
+
+
+def key_order(keys: pa.ChunkedArray, order: Any) -> Any:
+    """Sort rows by key, without a key first, and otherwise as in `order` (None: as they are); return their indexes."""
+    encoded = keys.combine_chunks().dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary) + 1, np.int64)
+    ranks[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(1, len(ranks))
+    ranks[-1] = 0  # what a missing key, whose index is -1, finds
+    ranks = ranks.astype(np.min_scalar_type(len(ranks)))
+    codes = ranks[encoded.indices.fill_null(-1).to_numpy()]
+    if order is None:
+        return np.argsort(codes, kind="stable")
+    return order[np.argsort(codes[order], kind="stable")]
+
+
+def row_group_rows(rows: int, nbytes: int) -> int:
+    """Return the rows of each row group of an object with `rows` rows, which take `nbytes` in memory."""
+    wanted = min(rows // _GROUPS, rows * MOST_BYTES // max(nbytes, 1))
+    wanted = min(max(wanted, LEAST_ROWS), MOST_ROWS)
+    groups = max(1, rows // wanted, -(-rows // MOST_ROWS))
+    return -(-rows // groups)
+
+
+def with_keys(schema: pa.Schema) -> bool:
+    """Whether the rows have their keys as a column."""
+    return layout.KEY in schema.names
+
+
+def _murmur3(texts: pa.StringArray) -> Any:
+    """Return murmur3_x86_32 with seed 0 of each text's UTF-8 bytes as uint32; of null, any value."""
+    count = len(texts)
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32, count + 1, texts.offset * 4).astype(np.int64)
+    starts, lengths = ends[:-1], np.diff(ends)
+    text = b"" if data is None else memoryview(data)[int(ends[0]) : int(ends[-1])]
+    padded = bytes(text) + b"\0\0\0\0"  # so that four bytes can be read at the end
+    words = np.ndarray(len(padded) - 3, "<u4", padded, strides=(1,))  # the four bytes from each position on
+    starts = starts - ends[0]
+    hashes = np.zeros(count, np.uint32)
+    whole = lengths // 4
+    for block in range(int(whole.max(initial=0))):
+        rows = np.flatnonzero(whole > block)
+        mixed = hashes[rows] ^ _scrambled(words[starts[rows] + 4 * block])
+        hashes[rows] = _rotated(mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    rest = (lengths % 4).astype(np.uint32)
+    tail = words[starts + 4 * whole] & ((np.uint32(1) << (rest * np.uint32(8))) - np.uint32(1))
+    hashes ^= np.where(rest > 0, _scrambled(tail), np.uint32(0))
+    hashes ^= lengths.astype(np.uint32)
+    hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return hashes ^ (hashes >> np.uint32(16))
+
+
+def _scrambled(words: Any) -> Any:
+    return _rotated(words * _C1, 15) * _C2
+
+
+def _rotated(words: Any, bits: int) -> Any:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))

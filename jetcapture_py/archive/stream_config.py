@@ -1,0 +1,67 @@
+"""The stream's own configuration, so that it can be restored from the archive alone.
+
+    {store.url}/_streams/{stream}/{created}.json
+
+There is one file for each incarnation of a stream. Any replica may write it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jetcapture_py.errors import JetcaptureError
+
+DIRECTORY = "_streams"
+FORMAT = 1
+
+_CREATED = re.compile(r"[0-9TZ:.+-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """A stream's configuration as the server last had it, in the words of the JetStream API.
+
+    `created` is when the stream was created, as the server writes it.
+    """
+
+    stream: str
+    created: str
+    config: Mapping[str, Any]
+
+    def encode(self) -> bytes:
+        """The file's content: the same for the same configuration."""
+        fields = {"format": FORMAT, "stream": self.stream, "stream_created": self.created, "config": self.config}
+        return json.dumps(fields, sort_keys=True).encode() + b"\n"
+
+
+def is_time(created: str) -> bool:
+    """Whether this can be part of a file's name."""
+    return _CREATED.fullmatch(created) is not None
+
+
+def directory(stream: str) -> str:
+    """The directory of a stream's files, relative to the archive's root."""
+    return f"{DIRECTORY}/{stream}"
+
+
+def path(stream: str, created: str) -> str:
+    """The file's path, relative to the archive's root, without `-` and `:`, which some file systems refuse."""
+    return f"{directory(stream)}/{created.replace('-', '').replace(':', '')}.json"
+
+
+def decode(data: bytes, stream: str) -> StreamConfig:
+    """Read the file's content. Raises JetcaptureError when it is none, or that of another stream."""
+    try:
+        fields = json.loads(data)
+        found = StreamConfig(
+            stream=str(fields["stream"]), created=str(fields["stream_created"]), config=dict(fields["config"])
+        )
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise JetcaptureError(f"the stream's configuration is damaged: {error!r}") from error
+    if found.stream != stream:
+        raise JetcaptureError(f"the configuration belongs to stream {found.stream}, not {stream}")
+    return found

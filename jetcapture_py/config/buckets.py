@@ -1,0 +1,35 @@
+"""KV buckets (ADR-8) and object stores (ADR-20) as streams: names, subjects and defaults."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+PREFIXES = {"bucket": "KV_", "object_store": "OBJ_"}
+"""How the names of streams begin, by the setting that names the bucket or the object store."""
+DEFAULT_KEYS = {"bucket": "", "object_store": "{subject[2]}"}
+"""One destination for a bucket; for an object store one for metadata (M) and one for contents (C)."""
+COLUMNS = ("key_name", "operation", "revision")
+"""Columns of a bucket's entries, beside those of the decoded values."""
+
+
+def bucket_of(stream: str) -> tuple[str, str] | None:
+    """Return the setting and the name of the bucket or the object store behind a stream; None for other streams."""
+    for setting, prefix in PREFIXES.items():
+        if stream.startswith(prefix) and is_name(stream.removeprefix(prefix)):
+            return setting, stream.removeprefix(prefix)
+    return None
+
+
+def is_name(text: str) -> bool:
+    """Whether NATS accepts a KV bucket or an object store of this name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def new_stream(setting: str, name: str) -> dict[str, Any]:
+    """Return the configuration of a new bucket or object store, as clients create it."""
+    common = {"discard": "new", "allow_rollup_hdrs": True, "allow_direct": True}
+    if setting == "bucket":
+        return {"subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": 1, "deny_delete": True, **common}
+    return {"subjects": [f"$O.{name}.C.>", f"$O.{name}.M.>"], **common}

@@ -1,0 +1,262 @@
+"""A KV bucket at some moment (ADR-8), from the envelope of its archived entries alone.
+
+An entry is in the bucket until its TTL (`Nats-TTL`, ADR-43) or the bucket's `max_age` has run out, or until newer
+entries of its key have replaced it: all older ones for a purge, else all but the newest `max_msgs_per_subject`. A
+TTL of `never` exempts an entry from `max_age`. The server does all this without a trace in the stream, or with markers
+that come later (ADR-48), so the moments follow from the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as sf
+from pyspark.sql.window import WindowSpec
+
+from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.config.buckets import COLUMNS, is_name
+from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time
+from jetcapture_py.config.units import quoted as shown
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.reading.columns import quoted
+from spark_jobs.reading.place import Place
+
+NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
+"""Columns of the archive that an entry's key, operation and lifetime follow from."""
+EXPIRES = "_nats_expires"
+"""When an entry's lifetime ends; null for never."""
+KEY, OPERATION, REVISION = COLUMNS
+_QUARANTINED, _RANK = "_nats_quarantined", "_nats_rank"
+_OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
+_REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
+_UNLIMITED = 1 << 30
+_LONGEST = 10**10
+"""Seconds from which on a TTL counts as never: the server's durations end before."""
+_UNITS = {"h": 3600.0, "m(?!s)": 60.0, "s": 1.0, "ms": 1e-3, "[uµμ]s": 1e-6, "ns": 1e-9}
+"""Units of Go's durations, as patterns, in seconds."""
+_NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketLimits:
+    """How long a bucket keeps entries: `max_age` in microseconds, 0 for no limit, and how many of a key."""
+
+    max_age: int = 0
+    per_key: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketIncarnation:
+    """A bucket from its creation, in microseconds since 1970, until it was created again."""
+
+    created: int
+    limits: BucketLimits
+
+
+def check_name(bucket: str) -> None:
+    """Raise JetcaptureError unless NATS accepts a bucket of this name."""
+    if not is_name(bucket):
+        raise JetcaptureError(f"bucket={shown(bucket)}: expected ASCII letters, digits, '-' and '_'")
+
+
+def moment_of(as_of: datetime | date | str | int | None) -> int | datetime | None:
+    """Return a revision, a time or None. Raises JetcaptureError."""
+    if as_of is None or (isinstance(as_of, int) and not isinstance(as_of, bool)):
+        return as_of
+    try:
+        return parse_time(as_of)
+    except ValueError as error:
+        raise JetcaptureError(f"as_of: {error}; or a revision, as a number") from None
+
+
+def incarnations(
+    place: Place, stream: str, max_age: str | float | timedelta | None, per_key: int | None
+) -> list[BucketIncarnation]:
+    """Return the incarnations of the bucket that the capture has recorded, oldest first; at least one.
+
+    `max_age` and `per_key` replace the recorded limits. Raises JetcaptureError.
+    """
+    age = None if max_age is None else _microseconds(max_age)
+    if per_key is not None and per_key < 1:
+        raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
+    found = []
+    for path in place.files(stream_config.directory(stream)):
+        if not path.endswith(".json"):
+            continue
+        with place.reading(path):
+            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream)
+        limits = _limits(known.config, age, per_key)
+        found.append(BucketIncarnation(created=microseconds_of(parse_time(known.created)), limits=limits))
+    found.sort(key=lambda each: each.created)
+    return found or [BucketIncarnation(created=0, limits=_limits({"max_msgs_per_subject": 1}, age, per_key))]
+
+
+def _microseconds(max_age: str | float | timedelta) -> int:
+    if isinstance(max_age, timedelta):
+        return max_age // timedelta(microseconds=1)
+    try:
+        return parse_nanoseconds(max_age) // 1000
+    except ValueError as error:
+        raise JetcaptureError(f"max_age: {error}") from None
+
+
+def _limits(config: Mapping[str, Any], age: int | None, per_key: int | None) -> BucketLimits:
+    """Return the limits in a stream's configuration, or the given ones in place of them."""
+    recorded = int(config.get("max_msgs_per_subject", -1))
+    return BucketLimits(
+        max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
+        per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
+    )
+
+
+def current(
+    frame: DataFrame, known: Sequence[BucketIncarnation], until: datetime | None
+) -> tuple[BucketIncarnation, DataFrame]:
+    """Return the incarnation at a time, and its entries; `until` None: the newest.
+
+    A bucket that was created again starts its revisions again. A mirror that was created again and a restored bucket
+    continue theirs, and so all older entries belong to them.
+    """
+    seq, time = sf.col(layout.SEQ), sf.unix_micros(layout.TIMESTAMP)
+    known = [each for each in known if until is None or each.created <= microseconds_of(until)] or list(known[:1])
+    starts = [each.created for each in known[1:]]
+    if not starts:
+        return known[-1], frame
+    before = [sf.max(sf.when(time < start, seq)).alias(f"before{start}") for start in starts]
+    after = [sf.min(sf.when(time >= start, seq)).alias(f"after{start}") for start in starts]
+    found: Any = frame.agg(*before, *after).first()
+    for start in reversed(starts):
+        newest, oldest = found[f"before{start}"], found[f"after{start}"]
+        if newest is not None and oldest is not None and oldest <= newest:
+            return known[-1], frame.where(time >= start)
+    return known[-1], frame
+
+
+def time_of(frame: DataFrame, revision: int) -> int | None:
+    """Return when the newest entry up to a revision was stored, in microseconds since 1970; None without one."""
+    newest = sf.max_by(sf.unix_micros(layout.TIMESTAMP), sf.col(layout.SEQ))
+    row = frame.where(sf.col(layout.SEQ) <= revision).agg(newest).first()
+    return None if row is None else row[0]
+
+
+def entries(good: DataFrame, quarantined: DataFrame) -> DataFrame:
+    """Return all entries, decoded or not, without the columns that `described` adds.
+
+    Of a bucket that was captured as a stream, fields of values may be called like these, and get `_` appended.
+    """
+    captured = set(COLUMNS) <= {name.lower() for name in good.columns}
+    left_out = {*layout.PARTITIONS, *(COLUMNS if captured else ())}
+    good = good.select(
+        *(
+            sf.col(quoted(name)).alias(f"{name}_" if name.lower() in COLUMNS else name)
+            for name in good.columns
+            if name.lower() not in left_out
+        )
+    )
+    bad = quarantined.select(*(name for name in quarantined.columns if name.startswith("_nats_")))
+    return good.withColumn(_QUARANTINED, sf.lit(col=False)).unionByName(
+        bad.withColumn(_QUARANTINED, sf.lit(col=True)), allowMissingColumns=True
+    )
+
+
+def described(frame: DataFrame, limits: BucketLimits) -> DataFrame:
+    """Add key, operation, revision, and when the entry expires; leave out messages that are no entry of a bucket."""
+    key = sf.regexp_extract(layout.SUBJECT, r"^\$KV\.[^.]+\.(.+)$", 1)
+    told, reason, ttl = map(_header, ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL"))
+    unmarked = sf.coalesce(told, sf.lit("")) == ""
+    operation = sf.when(unmarked, _meaning(reason, _REASONS)).otherwise(_meaning(told, _OPERATIONS))
+    time = sf.unix_micros(layout.TIMESTAMP)
+    ends = time + _seconds(ttl) * 1_000_000
+    if limits.max_age:
+        ages = sf.coalesce(sf.lower(ttl), sf.lit("")) != "never"
+        ends = sf.least(ends, sf.when(ages, time + limits.max_age))
+    return frame.select(
+        key.alias(KEY),
+        sf.coalesce(operation, sf.lit("put")).alias(OPERATION),
+        sf.col(layout.SEQ).alias(REVISION),
+        sf.timestamp_micros(ends).alias(EXPIRES),
+        *(sf.col(quoted(name)) for name in frame.columns),
+    ).where(sf.col(KEY) != "")
+
+
+def _header(name: str) -> Column:
+    """The first value of a header; null without it."""
+    return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
+
+
+def _meaning(text: Column, meanings: Mapping[str, str]) -> Column:
+    """The meaning of a text; null for others."""
+    found = sf.lit(None).cast("string")
+    for word, meaning in meanings.items():
+        found = sf.when(text == word, meaning).otherwise(found)
+    return found
+
+
+def _seconds(ttl: Column) -> Column:
+    """The seconds of a TTL, which is a number of them or a duration of Go, cut off; null for none and for never."""
+
+    def of(unit: str, seconds: float) -> Column:
+        numbers = sf.regexp_extract_all(ttl, sf.lit(_NUMBER + unit), sf.lit(1))
+        return sf.aggregate(numbers, sf.lit(0.0), lambda total, text: total + text.cast("double") * seconds)
+
+    parts = (of(unit, seconds) for unit, seconds in _UNITS.items())
+    duration = sf.round(reduce(lambda one, other: one + other, parts), 9)
+    number = sf.regexp_extract(ttl, "^[0-9]+$", 0)
+    found = sf.when(number != "", number.cast("double")).otherwise(duration)
+    return sf.when((found >= 1) & (found < _LONGEST), sf.floor(found))
+
+
+def whole_history(found: DataFrame) -> DataFrame:
+    """Return every entry once."""
+    return _first(found, Window.partitionBy(KEY, REVISION, layout.TIMESTAMP).orderBy(_QUARANTINED)).drop(_QUARANTINED)
+
+
+def at(found: DataFrame, limits: BucketLimits, moment: int) -> DataFrame:
+    """Return what clients could get at a moment, in microseconds since 1970: an entry of each key that had one."""
+    latest = _first(found, Window.partitionBy(KEY).orderBy(sf.desc(REVISION), _QUARANTINED))
+    over = sf.coalesce(sf.unix_micros(EXPIRES) <= moment, sf.lit(col=False))
+    valid = latest.where(~over)
+    if limits.per_key > 1:
+        valid = valid.unionByName(_uncovered(found, latest.where(over), limits.per_key, moment))
+    return valid.where(sf.col(OPERATION) == "put").drop(_QUARANTINED)
+
+
+def _uncovered(found: DataFrame, expired: DataFrame, per_key: int, moment: int) -> DataFrame:
+    """Return older entries that became the newest of their keys again because newer ones expired first.
+
+    It follows the history of each such key: with each new entry, expired ones go, and the oldest beyond the limit.
+    """
+    marked = sf.coalesce(_header("Nats-Marker-Reason"), sf.lit("")) != ""
+    entry = sf.struct(
+        sf.col(REVISION).alias("seq"),
+        sf.unix_micros(layout.TIMESTAMP).alias("at"),
+        sf.unix_micros(EXPIRES).alias("ends"),
+        (marked | sf.coalesce(_header("Nats-Rollup") == "sub", sf.lit(col=False))).alias("clears"),
+    )
+    history = found.join(expired.select(KEY).distinct(), KEY, "left_semi")
+    listed = history.groupBy(KEY).agg(sf.array_sort(sf.collect_set(entry)).alias("all"))
+
+    def kept(stored: Column, new: Column) -> Column:
+        valid = sf.filter(stored, lambda old: ~new["clears"] & _after(old["ends"], new["at"]))
+        both = sf.concat(valid, sf.array(new))
+        return sf.slice(both, sf.greatest(sf.lit(1), sf.size(both) - per_key + 1), sf.lit(per_key))
+
+    nothing = sf.filter("all", lambda _: sf.lit(col=False))
+    left = sf.filter(sf.aggregate("all", nothing, kept), lambda old: _after(old["ends"], sf.lit(moment)))
+    newest = listed.select(KEY, sf.array_max(sf.transform(left, lambda old: old["seq"])).alias(REVISION))
+    rows = found.join(newest.where(sf.col(REVISION).isNotNull()), [KEY, REVISION], "left_semi")
+    return _first(rows, Window.partitionBy(KEY).orderBy(_QUARANTINED))
+
+
+def _first(rows: DataFrame, window: WindowSpec) -> DataFrame:
+    """Return the rows with the lowest rank; rows of one message have the same."""
+    return rows.withColumn(_RANK, sf.rank().over(window)).where(sf.col(_RANK) == 1).drop(_RANK)
+
+
+def _after(ends: Column, moment: Column) -> Column:
+    return ends.isNull() | (ends > moment)

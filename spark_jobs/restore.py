@@ -1,0 +1,250 @@
+"""Create a stream from its archive, exactly as it was, through the restore of nats-server 2.15.
+
+    jetcapture spark restore URL STREAM --servers nats://…       or python -m spark_jobs.restore, or spark-submit
+    jetcapture spark restore --config FILE --as RESTORED --subject-prefix restored --to-time 2026-05-01T12:00:00Z
+
+The stream gets its messages with their sequences, timestamps to the nanosecond, subjects, headers and payloads;
+sequences without a message become deleted messages, and the next message gets the next sequence. Its configuration is
+the one that the daemon keeps in the archive.
+
+The archive is divided into ranges of sequences. Executors read each range, order it, drop copies, and make a piece of
+the server's own backup format; the driver sends the pieces in order, as fast as the server takes them. Only a few
+pieces are in memory. Small archives are read without Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # spark-submit put this directory there
+
+from rich.console import Console
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.text import plural
+from spark_jobs.arguments import login
+from spark_jobs.job import guarded, session
+from spark_jobs.reading.place import Place
+from spark_jobs.restoring.arguments import RestoreCommand, parse
+from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
+from spark_jobs.restoring.config import kept_config, limits_of, target_config
+from spark_jobs.restoring.makers import Maker
+from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
+from spark_jobs.restoring.plan import RestorePlan, plan_restore
+from spark_jobs.restoring.send import Order, check_target, progress, send
+
+SMALL = 8 << 30
+"""Bytes of messages up to which an archive is read without Spark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to restore: sequences `first` to `last`, timestamps up to `until` in nanoseconds, of the incarnation whose
+    creation time begins with `created`; None for no bound and the last one. `name` is the new stream's.
+
+    `changes` is a file with settings that replace those of the archived stream.
+    """
+
+    url: str
+    stream: str
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    first: int = 1
+    last: int | None = None
+    until: int | None = None
+    created: str | None = None
+    changes: Path | None = None
+    prefix: str = ""
+    consumers: Mapping[str, int] = field(default_factory=dict)
+    without_limits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRestore:
+    """A restore that can begin: its ranges, what they have, and the new stream's configuration.
+
+    `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
+    """
+
+    wanted: Wanted
+    maker: Maker
+    reading: Reading
+    plan: RestorePlan
+    survey: RestoreSurvey
+    config: Mapping[str, Any]
+    hole: str | None
+    drops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """Result: `messages` were sent, of which the server has kept `kept`, in `seconds`."""
+
+    messages: int
+    kept: int
+    first: int
+    last: int
+    seconds: float
+
+
+def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
+    """Read the archive's names, footers, sequences and timestamps. Raises JetcaptureError.
+
+    `maker` decides where ranges are read; default: Spark unless the archive is small.
+    """
+    options = with_secrets(wanted.options)
+    place = Place.open(wanted.url, options)
+    plan = plan_restore(place, wanted.stream, first=wanted.first, last=wanted.last, created=wanted.created)
+    kept = kept_config(place, wanted.stream, plan.created)
+    config = target_config(
+        kept,
+        wanted.changes,
+        source=wanted.stream,
+        name=wanted.name,
+        prefix=wanted.prefix,
+        without_limits=wanted.without_limits,
+    )
+    if maker is None:
+        maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
+    reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
+    plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
+    found = RestoreSurvey.of(parts)
+    if not found.messages:
+        raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
+    return PreparedRestore(
+        wanted=wanted,
+        maker=maker,
+        reading=reading,
+        plan=plan,
+        survey=found,
+        config=config,
+        hole=holes(found, wanted.stream),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(wanted.consumers))),
+    )
+
+
+def _surveyed(
+    maker: Maker, reading: Reading, plan: RestorePlan, until: int | None, *, by_subject: bool
+) -> tuple[RestorePlan, list[PartSurvey]]:
+    """Count the ranges up to a time; return the plan without those after it."""
+    count = partial(survey_part, reading, until=until, by_subject=by_subject)
+    parts = list(maker.results(count, plan.parts))
+    if until is None:
+        return plan, parts
+    last = max((part.until for part in parts), default=0)
+    kept = [spec for spec in plan.parts if spec.first <= last]
+    parts = parts[: len(kept)]
+    if kept and kept[-1].last > last:
+        kept[-1] = replace(kept[-1], last=last)
+        parts[-1] = count(kept[-1])
+    return replace(plan, parts=tuple(kept)), parts
+
+
+def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | None = None) -> Restored:
+    """Create the stream. Raises JetcaptureError; the incomplete stream is then removed."""
+    wanted, found = prepared.wanted, prepared.survey
+    order = Order(
+        login=servers,
+        stream=wanted.name,
+        config=prepared.config,
+        first=found.first,
+        last=found.last,
+        consumers=wanted.consumers,
+    )
+    began = time.monotonic()
+    made = prepared.maker.futures(partial(make_part, prepared.reading), prepared.plan.parts)
+    try:
+        with closing(made), progress(found.messages, console or Console(file=sys.stderr)) as sent:
+            info = asyncio.run(send(order, made, sent))
+    except asyncio.CancelledError as error:
+        raise JetcaptureError(f"terminated; the incomplete stream {wanted.name} was removed") from error
+    return Restored(
+        messages=found.messages,
+        kept=int(info["state"]["messages"]),
+        first=found.first,
+        last=found.last,
+        seconds=time.monotonic() - began,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0 when the stream is restored, 1 after printing a one-line error."""
+    return guarded("restore", lambda: _job(parse(arguments)))
+
+
+def _job(chosen: RestoreCommand) -> None:
+    servers = None if chosen.dry_run else login(chosen)
+    if servers is not None:
+        asyncio.run(check_target(servers, chosen.target))
+    prepared = prepare(
+        Wanted(
+            url=chosen.url,
+            stream=chosen.stream,
+            name=chosen.target,
+            options=chosen.options,
+            first=chosen.first,
+            last=chosen.last,
+            until=chosen.until,
+            created=chosen.created,
+            changes=chosen.stream_config,
+            prefix=chosen.prefix,
+            consumers=dict(chosen.consumers),
+            without_limits=chosen.without_limits,
+        )
+    )
+    if servers is None:
+        sys.stdout.writelines(f"{line}\n" for line in _lines(prepared))
+        return
+    if prepared.hole and not chosen.allow_holes:
+        raise JetcaptureError(prepared.hole)
+    if prepared.drops and not chosen.allow_drops:
+        raise JetcaptureError(
+            f"stream {chosen.target} would drop messages: {'; '.join(prepared.drops)}. Restore with --without-limits, "
+            "--allow-drops, or other settings in --stream-config"
+        )
+    sys.stderr.write(
+        f"restore: creating stream {chosen.target}; if this process is killed, remove what it has left with: "
+        f"nats stream rm {chosen.target}\n"
+    )
+    done = restore(prepared, servers)
+    sys.stdout.write(f"{_report(done, chosen.target)}\n")
+
+
+def _lines(prepared: PreparedRestore) -> list[str]:
+    plan, name = prepared.plan, prepared.wanted.name
+    lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    if plan.others:
+        lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
+    if plan.read > 2 * plan.weight:
+        lines.append(f"every object is read {plan.read / plan.weight:.0f} times, because its sequences are far apart")
+    lines += describe(prepared.survey)
+    if prepared.hole:
+        lines.append("needs --allow-holes, because sequences are missing")
+    lines += [f"stream {name} would drop messages: {line}" for line in prepared.drops]
+    return lines
+
+
+def _report(done: Restored, name: str) -> str:
+    rate = done.messages / max(done.seconds, 0.001)
+    text = (
+        f"restored {plural(done.messages, 'message')} into stream {name}, sequences {done.first} to {done.last}, "
+        f"in {done.seconds:.1f} s ({rate:,.0f} messages/s)"
+    )
+    if done.kept < done.messages:
+        text += f"; {done.messages - done.kept} of them have expired or are beyond the stream's limits"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

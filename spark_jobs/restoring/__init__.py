@@ -1,0 +1,1 @@
+"""Recreate a stream from its archive."""

@@ -1,0 +1,114 @@
+"""What will be restored, and what keeps it from being complete."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
+from jetcapture_py.text import plural
+from spark_jobs.restoring.config import limits_of
+from spark_jobs.restoring.part import MOST_SHOWN, PartSurvey
+
+_SURE = 0.9
+"""Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
+
+
+@dataclass(slots=True)
+class RestoreSurvey:
+    """What the ranges have together, as in `PartSurvey`; `missing` is the number of sequences in `gaps`."""
+
+    messages: int = 0
+    quarantined: int = 0
+    copies: int = 0
+    first: int = 0
+    last: int = 0
+    missing: int = 0
+    gaps: int = 0
+    shown: list[tuple[int, int]] = field(default_factory=list)
+    oldest: int = 0
+    newest: int = 0
+    most_of_a_subject: int = 0
+
+    @classmethod
+    def of(cls, parts: Iterable[PartSurvey]) -> RestoreSurvey:
+        """Add up the ranges, which are in order."""
+        found = cls()
+        subjects: Counter[str] = Counter()
+        for part in parts:
+            if not part.messages:
+                continue
+            if found.messages and part.first > found.last + 1:
+                found.gaps += 1
+                found.shown.append((found.last + 1, part.first - 1))
+            found.first = found.first or part.first
+            found.oldest = min(found.oldest or part.oldest, part.oldest)
+            found.newest = max(found.newest, part.newest)
+            found.messages += part.messages
+            found.quarantined += part.quarantined
+            found.copies += part.copies
+            found.gaps += part.gaps
+            found.shown += part.shown
+            found.last = part.last
+            subjects.update(part.subjects)
+        found.shown = found.shown[:MOST_SHOWN]
+        found.missing = found.last + 1 - found.first - found.messages
+        found.most_of_a_subject = max(subjects.values(), default=0)
+        return found
+
+
+def holes(found: RestoreSurvey, stream: str) -> str | None:
+    """Describe missing sequences, in one line; None if there are none."""
+    if not found.missing:
+        return None
+    return (
+        f"the archive of stream {stream} lacks {_missing(found)}. If the stream did not have them either (they were "
+        "deleted, expired or replaced before they were captured), restore with --allow-holes"
+    )
+
+
+def drops(found: RestoreSurvey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
+    """Yield one line for each setting of the new stream with which it would not keep all messages.
+
+    `size` is an estimate of their bytes.
+    """
+    limits = limits_of(config)
+    if (age := limits.get("max_age")) and time.time_ns() - found.oldest > age:
+        yield (
+            f"it keeps messages for {format_duration(age / 1e9)} (max_age), but the oldest is of {_time(found.oldest)}"
+        )
+    if (most := limits.get("max_msgs")) and found.messages > most:
+        yield f"it keeps {plural(most, 'message', grouped=True)} (max_msgs), not {found.messages:,}"
+    if (most := limits.get("max_bytes")) and size * _SURE > most:
+        yield f"it keeps {format_size(most)} (max_bytes), not about {format_size(size)}"
+    if (most := limits.get("max_msgs_per_subject")) and found.most_of_a_subject > most:
+        yield f"it keeps {most:,} messages per subject (max_msgs_per_subject), not {found.most_of_a_subject:,}"
+    if config.get("retention") == "interest" and not consumers:
+        yield "it keeps only messages that a consumer waits for (retention: interest); name one with --consumer"
+
+
+def describe(found: RestoreSurvey) -> Iterator[str]:
+    """Yield lines about what will be restored."""
+    yield (
+        f"{plural(found.messages, 'message', grouped=True)}, sequences {found.first} to {found.last}, "
+        f"from {_time(found.oldest)} to {_time(found.newest)}"
+    )
+    if found.missing:
+        yield f"missing: {_missing(found)}; they become deleted messages"
+    if found.quarantined:
+        yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
+    if found.copies:
+        yield f"{plural(found.copies, 'copy', 'copies', grouped=True)} left out"
+
+
+def _missing(found: RestoreSurvey) -> str:
+    shown = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in found.shown)
+    more = ", …" if found.gaps > len(found.shown) else ""
+    return f"{plural(found.missing, 'sequence', grouped=True)} between {found.first} and {found.last}: {shown}{more}"
+
+
+def _time(nanoseconds: int) -> str:
+    return format_time(moment_of(nanoseconds // 1000))

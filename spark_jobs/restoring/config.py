@@ -1,0 +1,70 @@
+"""The configuration that a restored stream gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jetcapture_py.archive import stream_config
+from jetcapture_py.archive.stream_config import StreamConfig
+from jetcapture_py.config.model import load_managed
+from jetcapture_py.config.stream import api_values
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from spark_jobs.reading.place import Place
+
+LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject")
+_FEEDS = ("mirror", "sources", "republish", "subject_transform")
+"""Settings that connect a stream to others by its subjects."""
+
+
+def kept_config(place: Place, stream: str, created: str) -> StreamConfig | None:
+    """Return the archived configuration of the incarnation `created`, of the last one if that is ""; None without one.
+
+    Raises JetcaptureError if it is damaged.
+    """
+    directory = stream_config.directory(stream)
+    wanted = stream_config.path(stream, created)
+    paths = [path for path in sorted(place.files(directory)) if path.endswith(".json")]
+    found = [path for path in paths if path == wanted] if created else paths[-1:]
+    if not found:
+        return None
+    with place.reading(found[0]):
+        data: bytes = place.fs.cat_file(f"{place.root}/{found[0]}")
+    return stream_config.decode(data, stream)
+
+
+def target_config(
+    kept: StreamConfig | None, changes: Path | None, *, source: str, name: str, prefix: str, without_limits: bool
+) -> dict[str, Any]:
+    """Return the configuration of the new stream `name`: the archived one of stream `source`, with changes.
+
+    Under another name or prefix, it is not connected to other streams. Raises JetcaptureError.
+    """
+    if kept is None and changes is None:
+        raise JetcaptureError(
+            f"the archive does not have the configuration of stream {source}: name a file with --stream-config"
+        )
+    config: dict[str, Any] = {} if kept is None else dict(kept.config)
+    if name != source or prefix:
+        config = {setting: value for setting, value in config.items() if setting not in _FEEDS}
+    given = {} if changes is None else _settings(changes)
+    config |= given
+    config = {setting: value for setting, value in config.items() if value is not None} | {"name": name}
+    if without_limits:
+        config = {setting: value for setting, value in config.items() if setting not in LIMITS}
+    if prefix:
+        config["subjects"] = [f"{prefix}{subject}" for subject in config.get("subjects", [source])]
+    return config
+
+
+def limits_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the limits that are set."""
+    return {name: int(config[name]) for name in LIMITS if int(config.get(name) or 0) > 0}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    section = load_managed(path).stream
+    if section is None:
+        raise ConfigError(f"{path}: stream: required, but not set")
+    return api_values(section)

@@ -1,0 +1,269 @@
+"""Read a range of the stream from the archive: merged, ordered, each message once; as a piece of a backup, or counted.
+
+Runs wherever the archive can be read. A range is read as a whole: the planner keeps it small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.publish.frames import header_blocks
+from jetcapture_py.text import one_line
+from spark_jobs.restoring import backup
+
+MOST_SHOWN = 5
+"""Maximum gaps that are listed; all are counted."""
+
+_SURVEYED = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
+_RESTORED = (*_SURVEYED, layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS, layout.STAGE)
+_TYPES = {layout.SUBJECT: pa.string(), layout.HEADERS: HEADERS_TYPE, layout.TIMESTAMP: pa.timestamp("us", "UTC")}
+_SMALL = 4 << 20
+"""Maximum bytes of an object that is fetched in one request."""
+_ROWS, _BYTES = 1 << 16, 64 << 20
+"""Messages and bytes to encode at once."""
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Row groups of an object. `span`: only messages from one time until before another, in microseconds."""
+
+    path: str
+    groups: tuple[int, ...]
+    quarantine: bool
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpec:
+    """The messages with sequences from `first` to `last`, inclusive; `pieces` contain all of them."""
+
+    first: int
+    last: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Where the archive is, for fsspec, and what is restored of it: subjects get `prefix`, which ends in a dot."""
+
+    url: str
+    options: Mapping[str, Any] = field(repr=False)
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSurvey:
+    """What a range has: `messages` from sequence `first` to `last`, of which `quarantined` are only in the quarantine.
+
+    Between them are `gaps`, of which the first few are in `shown`, inclusive. `copies` counts rows that were left out.
+    `oldest` and `newest` are timestamps in
+    nanoseconds. `until` is the last sequence with a timestamp not after the wanted
+    one, 0 without one. `subjects` counts messages by subject, if wanted.
+    """
+
+    messages: int
+    quarantined: int
+    copies: int
+    first: int
+    last: int
+    gaps: int
+    shown: tuple[tuple[int, int], ...]
+    oldest: int
+    newest: int
+    until: int
+    subjects: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a range in order, each message once, with what identifies them."""
+
+    table: pa.Table
+    seqs: Any
+    nanoseconds: Any
+    quarantined: Any
+    copies: int
+
+
+def make_part(reading: Reading, spec: PartSpec) -> tuple[int, bytes]:
+    """Return the number of messages in a range, and the range as a piece of a backup. Raises JetcaptureError."""
+    rows = _read(reading, spec, _RESTORED)
+    pieces = [backup.framed(data) for data in _entries(rows, reading.prefix)]
+    return len(rows.seqs), b"".join(pieces)
+
+
+def survey_part(reading: Reading, spec: PartSpec, until: int | None, *, by_subject: bool) -> PartSurvey:
+    """Count what a range has. Raises JetcaptureError."""
+    rows = _read(reading, spec, (*_SURVEYED, layout.SUBJECT) if by_subject else _SURVEYED)
+    seqs, times = rows.seqs, rows.nanoseconds
+    if not len(seqs):
+        return _NOTHING
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    shown = breaks[:MOST_SHOWN]
+    subjects = {}
+    if by_subject:
+        counted = pc.value_counts(_array(rows.table, layout.SUBJECT))
+        subjects = dict(zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True))
+    before = seqs if until is None else seqs[times <= until]
+    return PartSurvey(
+        messages=len(seqs),
+        quarantined=int(np.count_nonzero(rows.quarantined)),
+        copies=rows.copies,
+        first=int(seqs[0]),
+        last=int(seqs[-1]),
+        gaps=len(breaks),
+        shown=tuple(zip((seqs[shown] + 1).tolist(), (seqs[shown + 1] - 1).tolist(), strict=True)),
+        oldest=int(times.min()),
+        newest=int(times.max()),
+        until=int(before[-1]) if len(before) else 0,
+        subjects=subjects,
+    )
+
+
+_NOTHING = PartSurvey(
+    messages=0,
+    quarantined=0,
+    copies=0,
+    first=0,
+    last=0,
+    gaps=0,
+    shown=(),
+    oldest=0,
+    newest=0,
+    until=0,
+    subjects={},
+)
+
+
+def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
+    """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
+    fs, root = fsspec.url_to_fs(reading.url, **reading.options)
+    tables, quarantined = [], []
+    for piece in spec.pieces:
+        path = f"{str(root).rstrip('/')}/{piece.path}"
+        try:
+            found = [_within(table, spec, piece) for table in _fetch(fs, path, piece, columns)]
+        except FileNotFoundError as error:
+            raise JetcaptureError(f"{path} is gone: it was compacted or removed since; restore again") from error
+        except (OSError, pa.ArrowException) as error:
+            raise JetcaptureError(f"cannot read {path}: {one_line(error)}") from error
+        tables += found
+        quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
+    table = pa.concat_tables(tables, promote_options="default")
+    seqs = table[layout.SEQ].to_numpy()
+    times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+    nanos = pc.fill_null(table[layout.NANOS], -1).to_numpy().astype(np.int64)
+    others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
+    if (seqs[1:] > seqs[:-1]).all():
+        return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), others, 0)
+    order = np.lexsort((others, seqs))
+    seqs, times = seqs[order], times[order]
+    again = np.concatenate([[False], seqs[1:] == seqs[:-1]])
+    if (clash := again & np.concatenate([[False], times[1:] != times[:-1]])).any():
+        raise JetcaptureError(
+            f"sequence {seqs[clash][0]} has two messages: the stream was created again, and the objects do not tell "
+            "which message is of which stream"
+        )
+    kept = order[~again]
+    nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)
+    return _Rows(table.take(pa.array(kept)), seqs[~again], times[~again] * 1000 + nanos, others[kept], int(again.sum()))
+
+
+def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Read an object's row groups with these columns, those that it has, and always nanoseconds."""
+    with _opened(fs, path) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:
+        present = [name for name in columns if name in parquet.schema_arrow.names]
+        for group in piece.groups:
+            table = parquet.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)
+            for name, kind in _TYPES.items():
+                if name in present and table.schema.field(name).type != kind:
+                    table = table.set_column(table.schema.get_field_index(name), name, table[name].cast(kind))
+            if layout.NANOS not in present:
+                table = table.append_column(layout.NANOS, pa.nulls(table.num_rows, pa.int16()))
+            yield table
+
+
+@contextmanager
+def _opened(fs: Any, path: str) -> Iterator[Any]:
+    if isinstance(fs, LocalFileSystem):
+        with pa.OSFile(path) as file:  # reads without Python
+            yield file
+    else:
+        with fs.open(path, "rb", cache_type="none") as file:
+            yield pa.BufferReader(file.read()) if file.size <= _SMALL else file
+
+
+def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
+    """Return the rows of a range, each message's first row only."""
+    seqs = table[layout.SEQ].to_numpy()
+    mask = (seqs >= spec.first) & (seqs <= spec.last)
+    if layout.ROW in table.schema.names:
+        mask &= pc.fill_null(table[layout.ROW], 0).to_numpy() == 0
+        table = table.drop_columns([layout.ROW])
+    if piece.span is not None:
+        times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+        mask &= (times >= piece.span[0]) & (times < piece.span[1])
+    if mask.all():
+        return table
+    places = np.flatnonzero(mask)
+    if len(places) > table.num_rows // 2 and places[-1] - places[0] + 1 == len(places):
+        return table.slice(int(places[0]), len(places))  # a smaller slice would keep the whole in memory
+    return table.take(pa.array(places))
+
+
+def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
+    """Yield the entries of messages, some at a time."""
+    table = rows.table
+    start, count = 0, len(rows.seqs)
+    size = max(1, min(_ROWS, count * _BYTES // max(1, table.nbytes)))
+    while start < count:
+        some = table.slice(start, size).combine_chunks()
+        subjects = _array(some, layout.SUBJECT).cast(pa.binary())
+        blocks = header_blocks(_array(some, layout.HEADERS), {}, len(some), stored=True)
+        if layout.STAGE in some.schema.names:
+            subjects = _unescaped(subjects, _array(some, layout.STAGE))
+            blocks = _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
+        if prefix:
+            subjects = pc.binary_join_element_wise(pa.scalar(prefix.encode()), subjects, pa.scalar(b""))
+        payloads = pc.fill_null(_array(some, layout.PAYLOAD), b"")
+        end = start + len(some)
+        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], blocks, payloads)
+        start = end
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    column = table[name]
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _unescaped(subjects: pa.BinaryArray, stages: pa.StringArray) -> pa.BinaryArray:
+    """Return the bytes of subjects that are not UTF-8, which are stored with `\\xNN` for those that are not."""
+    odd = pc.fill_null(pc.equal(stages, "subject"), False)  # noqa: FBT003
+    if not pc.any(odd).as_py():
+        return subjects
+    values = subjects.to_pylist()
+    for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
+        values[index] = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), values[index])
+    return pa.array(values, pa.binary())
+
+
+def _with_raw(blocks: pa.BinaryArray | None, raw: pa.BinaryArray, rows: int) -> pa.BinaryArray | None:
+    """Use the header blocks that could not be read, as they are."""
+    if raw.null_count == rows:
+        return blocks
+    return pc.coalesce(raw, pa.scalar(b"", pa.binary()) if blocks is None else blocks)

@@ -1,0 +1,247 @@
+"""Plan a restore: which objects belong to the stream, and into which ranges of sequences they are divided.
+
+Ranges are chosen from the row groups' statistics, such that each has about `PART_BYTES`. A row group is read for every
+range that it reaches into; where that would be read too often, because many keys are interleaved, ranges are larger.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.footer import entries, group_bounds
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.units import microseconds_of
+from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.text import plural
+from spark_jobs.reading.place import Place
+from spark_jobs.restoring.part import PartSpec, Piece
+
+PART_BYTES = 24 << 20
+"""Bytes of messages in a range."""
+LARGEST_PART_BYTES = 128 << 20
+READ_AGAIN = 3.0
+"""How often the archive may be read before ranges become larger."""
+
+_THREADS = 32
+_ATTEMPTS = 3
+_ROW_BYTES = 32
+"""Bytes of memory that a message takes beside its payload, subject and headers."""
+_WEIGHED = (layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS)
+_REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEADERS: "headers"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group: the number of its object, its own number, its first and last sequence, its bytes and rows."""
+
+    source: int
+    number: int
+    first: int
+    last: int
+    weight: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    name: ObjectName
+    created: tuple[str, ...]
+    missing: tuple[str, ...]
+    groups: tuple[tuple[int, int, int, int], ...]  # first and last sequence, bytes of messages, and rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """The ranges of a restore, in order. `created` is when the restored incarnation of the stream was created, "" if
+    unknown, and `others` when other incarnations in the archive were. `weight` and `rows` are the bytes of messages and
+    the rows of all row groups, and `read` the bytes that are read for all ranges.
+    """
+
+    parts: tuple[PartSpec, ...]
+    created: str
+    others: tuple[str, ...]
+    objects: int
+    weight: int
+    rows: int
+    read: int
+
+    def size_of(self, messages: int) -> int:
+        """Estimate the bytes of this many messages."""
+        return self.weight * messages // max(1, self.rows)
+
+
+def plan_restore(place: Place, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
+    """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
+    the beginning of its creation time; default: the last one. Raises JetcaptureError."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            footers = _footers(place, _objects(place, stream, first, last))
+            break
+        except VanishedError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    incarnations = sorted({each for footer in footers for each in footer.created}, key=_moment)
+    chosen = _choose(incarnations, created, stream)
+    own = [footer for footer in footers if chosen in footer.created or not footer.created]
+    for column, text in _REQUIRED.items():
+        if lacking := [footer for footer in own if column in footer.missing]:
+            raise JetcaptureError(
+                f"{plural(len(lacking), 'object')} of stream {stream} were stored without {text}, such as "
+                f"{lacking[0].name.path}: their messages cannot be restored"
+            )
+    groups = [
+        _Group(number, index, max(low, first), high if last is None else min(high, last), weight, rows)
+        for number, footer in enumerate(own)
+        for index, (low, high, weight, rows) in enumerate(footer.groups)
+        if high >= first and (last is None or low <= last)
+    ]
+    if not groups:
+        raise JetcaptureError(f"the archive of stream {stream} has no messages in this range")
+    cuts = _cuts(groups)
+    parts, read = _parts(groups, cuts, own, chosen)
+    return RestorePlan(
+        parts=parts,
+        created=chosen,
+        others=tuple(each for each in incarnations if each != chosen),
+        objects=len(own),
+        weight=sum(group.weight for group in groups),
+        rows=sum(group.rows for group in groups),
+        read=read,
+    )
+
+
+def _objects(place: Place, stream: str, first: int, last: int | None) -> list[ObjectName]:
+    paths = [*place.files(stream), *place.files(f"{layout.QUARANTINE}/{stream}")]
+    names = [name for name in map(layout.parse_path, paths) if name is not None]
+    if not names:
+        raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
+    names = [name for name in names if name.last_seq >= first and (last is None or name.first_seq <= last)]
+    if others := [name for name in names if not name.parquet]:
+        kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
+        raise JetcaptureError(
+            f"{place.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
+            "only messages that are stored in Parquet can be restored"
+        )
+    return names
+
+
+def _footers(place: Place, names: Sequence[ObjectName]) -> list[_Footer]:
+    if isinstance(place.fs, LocalFileSystem):
+        return [_footer(place, name) for name in names]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return list(threads.map(lambda name: _footer(place, name), names))
+
+
+def _footer(place: Place, name: ObjectName) -> _Footer:
+    with place.reading(name.path), place.fs.open(f"{place.root}/{name.path}", "rb") as file:
+        metadata = pq.read_metadata(file)
+    columns = {metadata.schema.column(index).path.split(".")[0] for index in range(metadata.num_columns)}
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    return _Footer(
+        name=name,
+        created=tuple(filter(None, entries(metadata.metadata).get("stream_created", "").split(","))),
+        missing=tuple(column for column in _REQUIRED if column not in columns),
+        groups=tuple(_measured(group, name) for group in groups),
+    )
+
+
+def _measured(group: Any, name: ObjectName) -> tuple[int, int, int, int]:
+    """Return the first and the last sequence of a row group, its bytes of messages, and its rows."""
+    low, high = group_bounds(group, layout.SEQ) or (name.first_seq, name.last_seq)
+    columns = (group.column(index) for index in range(group.num_columns))
+    weight = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in _WEIGHED)
+    return int(low), int(high), int(weight + group.num_rows * _ROW_BYTES), int(group.num_rows)
+
+
+def _moment(created: str) -> datetime:
+    return datetime.fromisoformat(created)
+
+
+def _choose(incarnations: Sequence[str], wanted: str | None, stream: str) -> str:
+    if wanted is None:
+        return incarnations[-1] if incarnations else ""
+    found = [each for each in incarnations if each.startswith(wanted)]
+    if len(found) != 1:
+        known = ", ".join(incarnations) or "none is known"
+        raise JetcaptureError(
+            f"--created {wanted}: {len(found)} incarnations of stream {stream} were created then; there are: {known}"
+        )
+    return found[0]
+
+
+def _cuts(groups: Sequence[_Group]) -> Any:
+    """Return the first sequences of the ranges, which end where the next one begins, or with the last message."""
+    target = PART_BYTES
+    firsts, lasts, weights = (
+        np.array([getattr(group, name) for group in groups], np.int64) for name in ("first", "last", "weight")
+    )
+    while True:
+        cuts = _divided(firsts, lasts, weights, target)
+        reached = np.searchsorted(cuts, lasts, "right") - np.searchsorted(cuts, firsts, "right") + 1
+        if (reached * weights).sum() <= READ_AGAIN * weights.sum() or target >= LARGEST_PART_BYTES:
+            return cuts
+        target *= 2
+
+
+def _divided(firsts: Any, lasts: Any, weights: Any, target: int) -> Any:
+    """Divide the sequences into ranges of about equal weight, as if each group's weight were spread evenly."""
+    places = np.unique(np.concatenate([firsts, lasts + 1]))
+    slopes = np.zeros(len(places))
+    rates = weights / (lasts + 1 - firsts)
+    np.add.at(slopes, np.searchsorted(places, firsts), rates)
+    np.add.at(slopes, np.searchsorted(places, lasts + 1), -rates)
+    upto = np.concatenate([[0.0], np.cumsum(np.cumsum(slopes)[:-1] * np.diff(places))])
+    count = max(1, round(upto[-1] / target))
+    wanted = upto[-1] * np.arange(1, count) / count
+    return np.unique(np.concatenate([places[:1], np.interp(wanted, upto, places).astype(np.int64)]))
+
+
+def _parts(
+    groups: Sequence[_Group], cuts: Any, own: Sequence[_Footer], chosen: str
+) -> tuple[tuple[PartSpec, ...], int]:
+    """Return the ranges that have messages, and how many bytes are read for all of them."""
+    found: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    read = 0
+    for group in groups:
+        low, high = np.searchsorted(cuts, (group.first, group.last), "right") - 1
+        for part in range(int(low), int(high) + 1):
+            found[part][group.source].append(group.number)
+            read += group.weight
+    end = max(group.last for group in groups)
+    spans = {number: _span(footer, chosen) for number, footer in enumerate(own)}
+    parts = tuple(
+        PartSpec(
+            first=int(cuts[part]),
+            last=int(cuts[part + 1]) - 1 if part + 1 < len(cuts) else end,
+            pieces=tuple(_pieces(found[part], own, spans)),
+        )
+        for part in sorted(found)
+    )
+    return parts, read
+
+
+def _pieces(
+    members: Mapping[int, Sequence[int]], own: Sequence[_Footer], spans: Mapping[int, tuple[int, int] | None]
+) -> Iterator[Piece]:
+    for number, groups in sorted(members.items(), key=lambda member: own[member[0]].name.first_seq):
+        name = own[number].name
+        yield Piece(path=name.path, groups=tuple(groups), quarantine=name.quarantine, span=spans[number])
+
+
+def _span(footer: _Footer, chosen: str) -> tuple[int, int] | None:
+    """Return the time of the chosen incarnation in microseconds, for an object that also has messages of others."""
+    if len(footer.created) < 2:
+        return None
+    began = _moment(chosen)
+    later = [moment for moment in map(_moment, footer.created) if moment > began]
+    return microseconds_of(began), microseconds_of(min(later)) if later else 1 << 62

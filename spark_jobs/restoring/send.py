@@ -1,0 +1,110 @@
+"""Send the ranges of a restore to the server, in order, as they are made."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.restore import KEEP_ALIVE, StreamRestore
+from spark_jobs.restoring import backup
+
+_NAME = "jetcapture restore"
+_TIMEOUT = 20.0
+
+Made = Iterator[Future[tuple[int, bytes]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A stream to create: its name and configuration, its first and last sequence, and consumers' ack floors."""
+
+    login: NatsConfig
+    stream: str
+    config: Mapping[str, Any]
+    first: int
+    last: int
+    consumers: Mapping[str, int]
+
+
+async def check_target(login: NatsConfig, stream: str) -> None:
+    """Check that the server can restore and that the stream does not exist. Raises SourceError."""
+    async with ReadSession(login, _NAME, timeout=_TIMEOUT) as session:
+        await _restore(session, stream).check()
+
+
+async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[str, Any]:
+    """Restore the stream from the numbers of messages and pieces in `made`; return the server's STREAM.INFO.
+
+    `sent` is called with the number of messages of each piece. If anything fails, the incomplete stream is deleted.
+    """
+    async with ReadSession(order.login, _NAME, timeout=_TIMEOUT) as session:
+        restore = _restore(session, order.stream)
+        await restore.check()
+        state = {"first_seq": order.first, "last_seq": order.last}
+        try:
+            with _terminated():
+                await restore.begin(order.config, state)
+                await restore.send(backup.framed(backup.head(order.first, order.last, order.consumers)))
+                for future in made:
+                    count, data = await _patiently(future, restore)
+                    await restore.send(data)
+                    sent(count)
+                await restore.send(backup.framed(backup.END))
+                return await restore.finish()
+        except BaseException as error:
+            reason = await restore.abort()
+            if reason is None:
+                raise
+            raise SourceError(
+                f"{str(error) or 'interrupted'}; the incomplete stream {order.stream} could not be removed ({reason}): "
+                f"remove it with nats stream rm {order.stream}"
+            ) from error
+
+
+def _restore(session: ReadSession, stream: str) -> StreamRestore:
+    return StreamRestore(session, stream, padding=backup.PADDING, broken=backup.BROKEN)
+
+
+async def _patiently(future: Future[tuple[int, bytes]], restore: StreamRestore) -> tuple[int, bytes]:
+    """Wait for a piece; meanwhile keep the restore alive."""
+    waiting = asyncio.wrap_future(future)
+    while not (await asyncio.wait((waiting,), timeout=KEEP_ALIVE))[0]:
+        await restore.keep_alive()
+    return waiting.result()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Cancel the task on SIGTERM, so that it can clean up."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
+        if task is not None:
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        yield
+    finally:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGTERM)
+
+
+@contextmanager
+def progress(total: int, console: Console) -> Iterator[Callable[[int], None]]:
+    """Show how many of `total` messages have been sent; only on a terminal. Yields what counts them."""
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = TextColumn("restoring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,206 @@
+"""A KV bucket, captured by the real daemon while it is in use, read as it was at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError
+
+from jetcapture_py.config.units import moment_of
+from spark_jobs.archive import read_bucket
+from tests.integration.manage.api import ask
+from tests.support.kv import Entry, held
+from tests.support.nats_server import NatsServer
+from tests.support.running import Command, connection, settings, until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+BUCKET, STREAM = "settings", "KV_settings"
+KEYS, REVISIONS, SNAPSHOTS = 500, 10_000, 50
+HISTORY = 5
+BUSY, QUIET = 300, 5
+"""Keys that most revisions are of, and how many revisions of a batch are of the others."""
+AT_ONCE = 50
+"""Revisions, each of another key, after which the writer waits for the capture: what a bucket removes before is never
+delivered."""
+LAG = 5_000_000
+"""Microseconds around the end of a TTL in which the server may not have removed the entry yet."""
+SECOND = 1_000_000
+BUCKET_CONFIG: dict[str, Any] = {
+    "name": STREAM,
+    "subjects": [f"$KV.{BUCKET}.>"],
+    "max_msgs_per_subject": HISTORY,
+    "discard": "new",
+    "allow_rollup_hdrs": True,
+    "allow_direct": True,
+    "deny_delete": True,
+    "allow_msg_ttl": True,
+    "subject_delete_marker_ttl": 1_000_000_000,
+}
+
+
+@dataclass
+class Snapshot:
+    """What clients could get between two moments, after revision `seq`."""
+
+    seq: int
+    before: int
+    after: int
+    values: dict[str, tuple[int, bytes]]
+
+
+@dataclass
+class Use:
+    """What happened in the bucket, as a subscriber saw it, and what it held now and then."""
+
+    entries: list[Entry] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+    async def note(self, message: Msg) -> None:
+        """Note an entry that was stored."""
+        headers = message.headers or {}
+        stored, ttl = message.metadata, headers.get("Nats-TTL")
+        marker = "Nats-Marker-Reason" in headers
+        found = Entry(
+            seq=stored.sequence.stream,
+            time=int(message.reply.split(".")[7]) // 1000,
+            key=message.subject.split(".", 2)[2],
+            put=not marker and "KV-Operation" not in headers,
+            value=message.data,
+            ttl=None if ttl is None else int(ttl.removesuffix("s")) * SECOND,
+            clears=marker or headers.get("Nats-Rollup") == "sub",
+        )
+        self.entries.append(found)
+
+
+def changes(choose: random.Random, batch: int) -> Iterator[tuple[str, bytes, dict[str, str]]]:
+    """Random changes of different keys: key, value and headers. Most are of busy keys; others have time to expire."""
+    keys = choose.sample(range(BUSY), AT_ONCE - QUIET) + choose.sample(range(BUSY, KEYS), QUIET)
+    for number, key in enumerate(keys, batch * AT_ONCE):
+        kind, ttl = choose.random(), {"Nats-TTL": str(choose.randint(3, 5))}
+        value = json.dumps({"n": number}).encode() if choose.random() < 0.9 else b"not JSON %d" % number
+        if kind < 0.08:
+            value, headers = b"", {"KV-Operation": "DEL"}
+        elif kind < 0.16:
+            value, headers = b"", {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **(ttl if kind < 0.12 else {})}
+        else:
+            short = kind < (0.6 if key >= BUSY else 0.2)
+            headers = ttl if short else {"Nats-TTL": "3600"} if kind > 0.95 else {}
+        yield f"team.{key}", value, headers
+
+
+def now() -> int:
+    return time.time_ns() // 1000
+
+
+async def snapshot(client: Client) -> Snapshot:
+    """Get the last entry of every key, all at one moment (ADR-31)."""
+    seq = (await client.jetstream().stream_info(STREAM)).state.last_seq
+    before, values = now(), {}
+    answers = await client.subscribe(inbox := client.new_inbox())
+    request = {"multi_last": [f"$KV.{BUCKET}.>"], "batch": 1000}
+    await client.publish(f"$JS.API.DIRECT.GET.{STREAM}", json.dumps(request).encode(), reply=inbox)
+    while (headers := (message := await answers.next_msg(timeout=60)).headers or {}).get("Status") is None:
+        if not {"KV-Operation", "Nats-Marker-Reason"} & headers.keys():
+            values[headers["Nats-Subject"].split(".", 2)[2]] = (int(headers["Nats-Sequence"]), message.data)
+    assert headers["Status"] == "204", headers
+    await answers.unsubscribe()
+    return Snapshot(seq, before, now(), values)
+
+
+async def delivered(client: Client, found: Use, seq: int) -> bool:
+    """Whether the capture and the subscriber have an entry and all before it."""
+    try:
+        consumer = await client.jetstream().consumer_info(STREAM, "archive")
+    except NotFoundError:  # until the capture has created it
+        return False
+    seen = found.entries[-1].seq if found.entries else 0
+    return min(consumer.delivered.stream_seq, seen) >= seq
+
+
+async def use(url: str, seed: int) -> Use:
+    """Use the bucket while it is captured."""
+    choose, found = random.Random(seed), Use()
+    moments = set(random.Random(seed + 1).sample(range(REVISIONS // AT_ONCE), SNAPSHOTS))
+    async with connection(url) as client:
+        stream = client.jetstream()
+        watching = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        await stream.subscribe(f"$KV.{BUCKET}.>", cb=found.note, config=watching, manual_ack=True)
+        for batch in range(REVISIONS // AT_ONCE):
+            for key, value, headers in changes(choose, batch):
+                await stream.publish(f"$KV.{BUCKET}.{key}", value, headers=headers or None)
+            last = (await stream.publish(f"$KV.{BUCKET}.last", b"{}")).seq
+            await until(lambda: delivered(client, found, last), f"revision {last} is delivered to the capture")  # noqa: B023
+            if batch in moments:
+                found.snapshots.append(await snapshot(client))
+
+        async def settled() -> bool:
+            last = await snapshot(client)
+            return last.values == held(found.entries, last.after, HISTORY)
+
+        await until(settled, "the server holds what its rules say, once all short TTLs are over")
+    return found
+
+
+def values(frame: DataFrame) -> dict[str, tuple[int, bytes]]:
+    rows = frame.select("key_name", "revision", "_nats_payload").collect()
+    found = {row[0]: (row[1], bytes(row[2] or b"")) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+@pytest.mark.timeout(2400)  # sixty queries
+def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
+    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession
+) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+    asyncio.run(ask(server.url, f"STREAM.CREATE.{STREAM}", BUCKET_CONFIG))
+    sections: dict[str, Any] = {"decode": {"format": "json"}, "block": {"interval": "1h", "max_age": "3s"}}
+    found = settings(server.url, archive, **sections) | {"source": {"bucket": BUCKET, "consumer": "archive"}}
+    with Command(tmp_path, found).start() as command:
+        use_of = asyncio.run(use(server.url, 20261122))
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == 0, command.log
+    entries, times = use_of.entries, {entry.seq: entry.time for entry in use_of.entries}
+    assert len(entries) >= REVISIONS
+    assert len(use_of.snapshots) == SNAPSHOTS
+
+    history = read_bucket(spark, str(archive), BUCKET, history=True, as_of=entries[-1].seq)  # later ones are markers
+    kinds = dict(history.groupBy("operation").count().collect())
+    assert set(kinds) == {"put", "delete", "purge", "expire"}
+    assert sum(kinds.values()) == len(entries)
+
+    compared = revived = 0
+    for index, each in enumerate(use_of.snapshots):
+        by_revision = values(read_bucket(spark, str(archive), BUCKET, as_of=each.seq))
+        assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)
+        if index % 5 == 0:
+            by_time = values(read_bucket(spark, str(archive), BUCKET, as_of=moment_of(each.before)))
+            assert by_time == held(entries, each.before, HISTORY)
+        unsure = {e.key for e in entries if e.ends is not None and times[each.seq] - LAG < e.ends < each.after + SECOND}
+        sure = {key for key in (by_revision | each.values) if key not in unsure}
+        assert {key: by_revision.get(key) for key in sure} == {key: each.values.get(key) for key in sure}
+        compared += len(sure)
+        newest = {e.key: e.seq for e in entries if e.seq <= each.seq}
+        revived += sum(newest[key] != revision for key, (revision, _) in by_revision.items())
+    assert compared > SNAPSHOTS * KEYS // 4
+    assert revived > 0
+    last = values(read_bucket(spark, str(archive), BUCKET))
+    assert last == held(entries, now(), HISTORY)
+    decoded = read_bucket(spark, str(archive), BUCKET, columns=["key_name", "n", "_nats_payload"]).collect()
+    assert all((row["n"] is None) == bytes(row["_nats_payload"]).startswith(b"not JSON") for row in decoded)

@@ -1,0 +1,165 @@
+"""Captures with many keys in bundles: every message once, few objects, each with the keys of its bundle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jetcapture_py import log
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.capture.side_tasks import POLL
+from jetcapture_py.config.block import MANY_KEYS
+from jetcapture_py.errors import ConfigError
+from tests.support.nats_server import NatsServer
+from tests.support.running import Message, capture_all, config, objects, publish
+from tests.support.stores import ThenStore, crash
+
+Start = Callable[..., NatsServer]
+KEYS = 300
+BUNDLES = 16
+
+
+def of(*numbers: int) -> list[Message]:
+    """A message of each number; its key is the number, modulo `KEYS`, and none where that is 0."""
+    return [
+        (f"orders.x.{number % KEYS}" if number % KEYS else "orders.x", b'{"n":%d}' % number, None) for number in numbers
+    ]
+
+
+def key_of(number: int) -> str | None:
+    return str(number % KEYS) if number % KEYS else None
+
+
+def rows(root: Path, names: list[layout.ObjectName]) -> list[tuple[int, str | None, str]]:
+    """Sequence, key and bundle of every row."""
+    found = []
+    for name in names:
+        table = pq.ParquetFile(root / name.path).read([layout.SEQ, layout.KEY])
+        found += [(row[layout.SEQ], row[layout.KEY], name.bundle) for row in table.to_pylist()]
+    return found
+
+
+def test_every_message_is_in_the_bundle_of_its_key_and_there_are_as_many_objects_as_bundles(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, of(*range(1, 3001))))
+    settings = config(
+        server.url,
+        root,
+        key="{subject[2]}",
+        decode={"format": "json"},
+        block={"bundles": BUNDLES, "interval": "1d", "max_age": "1h"},
+    )
+    asyncio.run(capture_all(settings))
+    names = objects(root)
+    buckets = {name.bucket for name in names}
+    assert len(names) == BUNDLES * len(buckets), "each block was sealed once"
+    found = rows(root, names)
+    assert sorted(seq for seq, *_ in found) == list(range(1, 3001))
+    for seq, key, bundle in found:
+        assert (key, bundle) == (key_of(seq), bundle_of(key, BUNDLES))
+    for name in names:
+        entries = footer.entries(pq.read_metadata(root / name.path).metadata)
+        assert (entries["bundles"], entries.get("key")) == (str(BUNDLES), None)
+    pattern = f"{root}/ORDERS/*/*/*/*.parquet"
+    source = f"read_parquet('{pattern}', hive_partitioning=true)"
+    expected = [seq for seq in range(1, 3001) if seq % KEYS == 7]
+    assert [row[0] for row in duckdb.sql(f"SELECT n FROM {source} WHERE key = '7' ORDER BY n").fetchall()] == expected
+    scan = pl.scan_parquet(pattern, hive_partitioning=True).filter(pl.col("key") == "7")
+    assert sorted(scan.collect()["n"].to_list()) == expected
+    table = pq.read_table(root / "ORDERS", filters=[("key", "=", "7")])
+    assert sorted(table.column("n").to_pylist()) == expected
+
+
+def test_copies_of_a_message_lie_in_one_bundle(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    block = {"bundles": BUNDLES}
+    crashing = config(server.url, root, key="{subject[2]}", block=block, store={"retry_for": "0s"})
+    asyncio.run(publish(server.url, of(*range(1, 101))))
+    with pytest.raises(BaseExceptionGroup):
+        asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
+    assert objects(root), "nothing was stored before the crash"
+    asyncio.run(publish(server.url, of(*range(101, 201))))
+    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", block=block)))
+    found = rows(root, objects(root))
+    assert {seq for seq, *_ in found} == set(range(1, 201))
+    assert {(key, bundle) for _, key, bundle in found} == {
+        (key_of(seq), bundle_of(key_of(seq), BUNDLES)) for seq in range(1, 201)
+    }
+
+
+@pytest.mark.parametrize("format", ["ndjson", "csv"])
+def test_text_objects_are_in_bundles_as_well(nats_server: Start, tmp_path: Path, format: str) -> None:  # noqa: A002
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, of(*range(1, 301))))
+    block = {"bundles": 4, "interval": "1d", "format": format, "compression": "none"}
+    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", decode={"format": "json"}, block=block)))
+    pattern = f"{root}/ORDERS/bundle=*/*/*/*.{format}"
+    read = "read_csv" if format == "csv" else "read_json"
+    source = f"{read}('{pattern}', hive_partitioning=true)"
+    found = duckdb.sql(f"SELECT n, CAST(key AS VARCHAR), CAST(bundle AS VARCHAR) FROM {source}").fetchall()
+    nothing = "\\N" if format == "csv" else None
+    assert sorted(found) == sorted(
+        ((n, key_of(n) or nothing, bundle_of(key_of(n), 4)) for n in range(1, 301)), key=lambda row: row[0]
+    )
+
+
+def test_a_url_with_the_key_cannot_be_combined_with_bundles(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"store.url: cannot contain \{key\} with block.bundles"):
+        config("nats://127.0.0.1:4222", f"{tmp_path}/{{key}}", block={"bundles": 4})
+
+
+@pytest.mark.parametrize("bundles", [0, 4])
+def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, bundles: int
+) -> None:
+    caplog.set_level(logging.WARNING, "jetcapture")
+    server, many = nats_server(), MANY_KEYS + 1
+    messages = [(f"orders.x.{number}", b"x", None) for number in range(many)]
+    asyncio.run(publish(server.url, messages))
+    settings = config(server.url, tmp_path / "archive", key="{subject[2]}", block={"bundles": bundles})
+
+    async def capture() -> None:
+        stop, capture = asyncio.Event(), Capture(settings)
+        running = asyncio.create_task(capture.run(stop))
+        try:
+            async with asyncio.timeout(60):
+                while capture.state.blocks.messages < many:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(2 * POLL if bundles else 0)
+                while not bundles and not said():
+                    await asyncio.sleep(0.05)
+        finally:
+            stop.set()
+            await running
+
+    def said() -> list[object]:
+        return [getattr(record, log.FIELDS) for record in caplog.records if record.msg == "keys.many"]
+
+    asyncio.run(capture())
+    advice = "set block.bundles, or use a coarser key"
+    assert said() == ([] if bundles else [{"open_keys": many, "advice": advice}])
+    count = Counter(name.bundle for name in objects(tmp_path / "archive"))
+    assert len(count) == (4 if bundles else 1)
+
+
+def test_a_message_that_goes_to_the_quarantine_is_in_no_bundle(nats_server: Start, tmp_path: Path) -> None:
+    server, root = nats_server(), tmp_path / "archive"
+    asyncio.run(publish(server.url, [("orders.x.eu", b"{", None), ("orders.x.eu", b'{"n":1}', None)]))
+    settings = config(server.url, root, decode={"format": "json"}, key="{subject[2]}", block={"bundles": 4})
+    asyncio.run(capture_all(settings))
+    names = objects(root)
+    assert sorted((name.quarantine, name.bundle) for name in names) == [(False, bundle_of("eu", 4)), (True, "")]
+    assert pa.string() == pq.read_schema(root / next(n.path for n in names if n.bundle)).field(layout.KEY).type

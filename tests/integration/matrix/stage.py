@@ -1,0 +1,304 @@
+"""What a cell of the matrix runs with: a stream of its own on a shared server, and the archive of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nats
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from jetcapture_py.archive import layout
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage.check import check
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
+from tests.integration.security import leaves
+from tests.support.running import CONSUMER, capture_all, config, rows, running, until
+
+COUNT = 10
+"""Messages that a cell publishes, unless it says otherwise."""
+_MISSING = 10037  # no message at that sequence
+
+
+@dataclass(kw_only=True)
+class Site:
+    """Addresses of running servers; those that a site lacks are empty. `authority` is the file that verifies `wss`."""
+
+    url: str
+    version: tuple[int, int]
+    websocket: str = ""
+    secure_websocket: str = ""
+    authority: str = ""
+    leaf: str = ""
+    bare_leaf: str = ""
+
+
+class ServerRefusedError(Exception):
+    """The server answered a request of the JetStream API with an error."""
+
+
+class StreamMessage(NamedTuple):
+    """A message as the stream has it."""
+
+    seq: int
+    subject: str
+    headers: list[tuple[str, list[str]]] | None
+    payload: bytes
+    time: datetime
+
+
+Selection = Callable[[list[StreamMessage]], list[StreamMessage]]
+
+
+def everything(messages: list[StreamMessage]) -> list[StreamMessage]:
+    """The capture selects all of the stream's messages."""
+    return messages
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """One cell's part of a site. `seen` are the messages that the stream has had, by sequence.
+
+    `client` is for the test's own requests, `url` and `login` (further settings of the section `nats`) for the capture.
+    """
+
+    client: Client
+    site: Site
+    url: str
+    number: int
+    directory: Path
+    login: Mapping[str, Any] = field(default_factory=dict)
+    stream: str = ""
+    seen: dict[int, StreamMessage] = field(default_factory=dict)
+    selects: Selection = everything
+
+    def __post_init__(self) -> None:
+        self.stream = self.stream or f"S{self.number}"
+
+    @property
+    def prefix(self) -> str:
+        """The first token of the stream's subjects."""
+        return f"s{self.number}"
+
+    @property
+    def archive(self) -> Path:
+        """Where the capture stores."""
+        return self.directory / "archive"
+
+    @property
+    def expected(self) -> list[StreamMessage]:
+        """What the archive must hold in the end."""
+        return self.selects([self.seen[seq] for seq in sorted(self.seen)])
+
+    # ------------------------------------------------------------------ the stream
+
+    async def ask(self, subject: str, body: Any = None) -> dict[str, Any]:
+        """Ask the JetStream API. Raises ServerRefusedError."""
+        payload = b"" if body is None else json.dumps(body).encode()
+        answer: dict[str, Any] = json.loads((await self._answer(f"$JS.API.{subject}", payload)).data)
+        if "error" in answer:
+            raise ServerRefusedError(answer["error"].get("description", "unknown"))
+        return answer
+
+    async def _answer(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:
+        """Send a request; again while nobody is responsible, as during a change of leaders."""
+        for _ in range(100):
+            try:
+                return await self.client.request(subject, payload, 30, headers=dict(headers) if headers else None)
+            except nats.errors.NoRespondersError:
+                await asyncio.sleep(0.1)
+        return await self.client.request(subject, payload, 30)
+
+    def own(self, value: Any) -> Any:
+        """`value` with `{p}`, `{s}` and `{n}` in its texts replaced by the subjects' first token, stream and number."""
+        if isinstance(value, str):
+            return value.replace("{p}", self.prefix).replace("{s}", self.stream).replace("{n}", str(self.number))
+        if isinstance(value, Mapping):
+            return {name: self.own(each) for name, each in value.items()}
+        return [self.own(each) for each in value] if isinstance(value, list | tuple) else value
+
+    async def create(self, stream: str | None = None, **settings: Any) -> dict[str, Any]:
+        """Create a stream, this cell's own by default; its subjects start with `prefix`."""
+        name = stream or self.stream
+        subjects = {} if {"mirror", "sources", "subjects"} & settings.keys() else {"subjects": [f"{self.prefix}.>"]}
+        settings = {"num_replicas": 1, **subjects, **self.own(settings)}
+        return await self.ask(f"STREAM.CREATE.{name}", {"name": name, **settings})
+
+    async def update(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the stream; None removes one."""
+        now = (await self.ask(f"STREAM.INFO.{self.stream}"))["config"] | self.own(changes)
+        return await self.ask(
+            f"STREAM.UPDATE.{self.stream}", {name: value for name, value in now.items() if value is not None}
+        )
+
+    async def consumer(self, name: str = CONSUMER, *, durable: bool = True, **settings: Any) -> dict[str, Any]:
+        """Create or change a consumer."""
+        own = {"name": name, "ack_policy": "explicit", **({"durable_name": name} if durable else {})}
+        body = {"stream_name": self.stream, "config": {**own, **self.own(settings)}}
+        return await self.ask(f"CONSUMER.CREATE.{self.stream}.{name}", body)
+
+    async def state(self) -> dict[str, Any]:
+        """The stream's state."""
+        found: dict[str, Any] = (await self.ask(f"STREAM.INFO.{self.stream}"))["state"]
+        return found
+
+    async def send(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> Msg:
+        """Publish a message and wait for the stream's answer. Raises ServerRefusedError."""
+        answer = await self._answer(self.own(subject), payload, headers)
+        if b'"error"' in answer.data:
+            raise ServerRefusedError(json.loads(answer.data)["error"]["description"])
+        return answer
+
+    async def fill(self, count: int = COUNT, *, bare: bool = True) -> None:
+        """Publish messages on five subjects; some have headers, some are empty, and some are both empty and `bare`."""
+        for number in range(count):
+            empty = number % 7 == 6
+            headers = {"Number": str(number), "Note": "ä b"} if number % 2 or (empty and not bare) else None
+            await self.send(f"{{p}}.{number % 5}", b"" if empty else b"payload %d" % number, headers)
+
+    async def look(self) -> None:
+        """Add what the stream has now to `seen`, message by message, without a consumer."""
+        state = await self.state()
+        for seq in range(max(1, state["first_seq"]), state["last_seq"] + 1):
+            if seq in self.seen:
+                continue
+            request = json.dumps({"seq": seq}).encode()
+            answer = json.loads((await self._answer(f"$JS.API.STREAM.MSG.GET.{self.stream}", request)).data)
+            if "error" not in answer:
+                self.seen[seq] = _message(answer["message"])
+            else:
+                assert answer["error"]["err_code"] == _MISSING, answer
+
+    async def holds(self, count: int) -> None:
+        """Wait until the stream has that many messages."""
+
+        async def enough() -> bool:
+            return int((await self.state())["messages"]) == count
+
+        await until(enough, f"stream {self.stream} holds {count} messages")
+
+    # ------------------------------------------------------------------ the capture
+
+    def config(self, **sections: Any) -> Config:
+        """The capture's configuration."""
+        source = {"stream": self.stream, **self.own(sections.pop("source", {}))}
+        return config(self.url, self.archive, nats=dict(self.login), source=source, **sections)
+
+    async def capture(self, **source: Any) -> CaptureState:
+        """Capture until caught up."""
+        with leaves():
+            return await capture_all(self.config(source=source))
+
+    @contextlib.asynccontextmanager
+    async def capturing(self, **source: Any) -> AsyncIterator[CaptureState]:
+        """A running capture that has received what the stream has, and holds it; it drains at the end of the block."""
+        await self.look()
+        with leaves():
+            async with running(self.config(source=source)) as state:
+                await self.received(state)
+                yield state
+
+    async def received(self, state: CaptureState) -> None:
+        """Wait until the capture has received everything that is expected."""
+        wanted = len(self.expected)
+
+        async def all_delivered() -> bool:
+            answer = await self.ask(f"CONSUMER.INFO.{self.stream}.{CONSUMER}")
+            return state.source.fetched >= wanted and answer["num_pending"] == 0
+
+        await until(all_delivered, f"{wanted} messages are received")
+
+    async def refill(self, state: CaptureState, count: int = COUNT) -> None:
+        """Publish more under a capture, and wait until it has received them."""
+        await self.fill(count)
+        await self.look()
+        await self.received(state)
+
+    async def check_archive(self, *, proven: bool = True) -> None:
+        """The archive has what the stream had, each message once, and `verify` says so."""
+        found = [
+            StreamMessage(
+                row[layout.SEQ], row[layout.SUBJECT], row[layout.HEADERS], row[layout.PAYLOAD], row[layout.TIMESTAMP]
+            )
+            for row in (rows(self.archive) if self.archive.exists() else [])
+        ]
+        assert found == self.expected
+        if proven and found:
+            report = await self.proof()
+            assert report.exit_code() == 0, report.as_text()
+
+    async def proof(self) -> Report:
+        """What `verify` says."""
+        return await verify(self.config())
+
+    async def check_consumer(self) -> None:
+        """Nothing is left to deliver, and nothing unacknowledged."""
+        answer = await self.ask(f"CONSUMER.INFO.{self.stream}.{CONSUMER}")
+        assert (answer["num_pending"], answer["num_ack_pending"]) == (0, 0), answer
+
+    async def check_refused(self, message: str, *, received: bool = False, **source: Any) -> None:
+        """A capture ends with exactly this line and stores nothing but what it `received`; `check` has a problem."""
+        configuration = self.config(source=source)
+        text = message.format(stream=self.stream, consumer=CONSUMER)
+        with pytest.raises(JetcaptureError) as caught, leaves():
+            await capture_all(configuration)
+        assert str(caught.value) == text
+        assert (await check(configuration)).problems, "check finds nothing"
+        assert bool(self.archive.exists() and rows(self.archive)) == received
+
+
+def _message(answer: Mapping[str, Any]) -> StreamMessage:
+    lines = base64.b64decode(answer.get("hdrs", "")).decode().split("\r\n")[1:-2]
+    grouped: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        grouped.setdefault(name, []).append(value.strip())
+    return StreamMessage(
+        answer["seq"],
+        answer["subject"],
+        list(grouped.items()) if lines else None,
+        base64.b64decode(answer.get("data", "")),
+        datetime.fromisoformat(answer["time"]),
+    )
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, **login: Any) -> AsyncIterator[Client]:
+    """A client for a test's own requests."""
+
+    async def quiet(error: Exception) -> None:
+        """Whoever asks is told."""
+
+    client = await nats.connect(url, error_cb=quiet, **login)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def polled(stage: Stage, condition: Callable[[dict[int, StreamMessage]], bool], what: str) -> None:
+    """Look at the stream again and again, until what has been seen is enough."""
+
+    async def enough() -> bool:
+        await stage.look()
+        return condition(stage.seen)
+
+    await until(enough, what)
+
+
+def subjects(messages: Iterable[StreamMessage]) -> list[str]:
+    """The subjects, in order."""
+    return [message.subject for message in messages]

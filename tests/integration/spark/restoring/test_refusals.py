@@ -1,0 +1,286 @@
+"""What a restore refuses, in one line, before it creates anything; and what a restore that fails leaves: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from jetcapture_py.archive import layout, stream_config
+from jetcapture_py.archive.stream_config import StreamConfig
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.jetstream.restore import StreamRestore
+from spark_jobs.restore import Wanted, main, prepare, restore
+from spark_jobs.restoring import makers, plan
+from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
+from tests.integration.spark.conftest import Archive
+from tests.support.nats_server import NatsServer, older_servers
+from tests.support.restores import api, opened, state_of
+
+Start = Callable[..., NatsServer]
+CREATED = "2026-05-01T00:00:00.123456789Z"
+CONFIG: dict[str, Any] = {"name": "ORDERS", "subjects": ["orders.>"], "storage": "file"}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Archive:
+    """An archive of ten messages, with the stream's configuration."""
+    archive = Archive(tmp_path / "archive")
+    archive.write(list(range(1, 11)), metadata={"stream_created": CREATED})
+    keep(archive, CONFIG)
+    return archive
+
+
+def keep(archive: Archive, config: dict[str, Any]) -> None:
+    """Keep the stream's configuration, as the daemon does."""
+    path = archive.root / stream_config.path("ORDERS", CREATED)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(StreamConfig(stream="ORDERS", created=CREATED, config=config).encode())
+
+
+def error(capfd: pytest.CaptureFixture[str], archive: Archive, url: str, *options: str) -> str:
+    """The line with which a restore fails."""
+    capfd.readouterr()
+    assert main([archive.url, "ORDERS", "--servers", url, *options]) == 1
+    lines = [line for line in capfd.readouterr().err.splitlines() if "creating stream" not in line]
+    assert len(lines) == 1, lines
+    return lines[0].removeprefix("restore: ")
+
+
+async def streams(url: str) -> list[str]:
+    async with opened(url) as client:
+        return [each["config"]["name"] for each in (await api(client, "STREAM.LIST"))["streams"] or ()]
+
+
+async def create(url: str, config: dict[str, Any]) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.CREATE.{config['name']}", config)
+
+
+def test_an_archive_without_the_configuration_needs_a_file(
+    nats_server: Start, kept: Archive, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    next((kept.root / "_streams").rglob("*.json")).unlink()
+    assert error(capfd, kept, server.url).endswith("of stream ORDERS: name a file with --stream-config")
+    file = tmp_path / "stream.yaml"
+    file.write_text("stream: {name: ORDERS, subjects: ['orders.>'], max_msgs: unlimited, description: again}\n")
+    assert main([kept.url, "--as", "ORDERS", "--servers", server.url, "--stream-config", str(file)]) == 0
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 10
+
+
+def test_a_stream_that_exists_is_left_as_it_is(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    asyncio.run(create(server.url, CONFIG))
+    assert error(capfd, kept, server.url).startswith("stream ORDERS exists: a restore creates its stream")
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
+    overlap = error(capfd, kept, server.url, "--as", "COPY")
+    assert "stream COPY: " in overlap
+    assert "subjects overlap with an existing stream" in overlap
+    assert asyncio.run(streams(server.url)) == ["ORDERS"]
+    assert main([kept.url, "ORDERS", "--as", "COPY", "--servers", server.url, "--subject-prefix", "copy"]) == 0
+    assert asyncio.run(state_of(server.url, "COPY"))["messages"] == 10
+
+
+@pytest.mark.parametrize(("version", "command"), list(older_servers())[-1:])
+def test_an_older_server_is_named(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str], version: str, command: str
+) -> None:
+    server = nats_server(command=command)
+    assert error(capfd, kept, server.url).startswith(
+        f"the server is nats-server {version}: an exact restore needs 2.15 or later; jetcapture spark replay publishes"
+    )
+
+
+LIMITS = {
+    "max_age": (3_600_000_000_000, r"it keeps messages for 1h \(max_age\), but the oldest is of 2026-05-01T12"),
+    "max_msgs": (9, r"it keeps 9 messages \(max_msgs\), not 10"),
+    "max_bytes": (300, r"it keeps 300B \(max_bytes\), not about \d"),
+    "max_msgs_per_subject": (9, r"it keeps 9 messages per subject \(max_msgs_per_subject\), not 10"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_limit_that_would_drop_messages_is_named_and_can_be_kept_or_removed(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str], limit: str
+) -> None:
+    server = nats_server()
+    value, text = LIMITS[limit]
+    keep(kept, {**CONFIG, limit: value})
+    line = error(capfd, kept, server.url)
+    assert re.match(rf"stream ORDERS would drop messages: {text}", line), line
+    assert asyncio.run(streams(server.url)) == []
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--without-limits"]) == 0
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 10
+    options = ["--as", "LESS", "--subject-prefix", "less", "--allow-drops"]
+    assert main([kept.url, "ORDERS", "--servers", server.url, *options]) == 0
+    deadline = time.monotonic() + 60
+    while asyncio.run(state_of(server.url, "LESS"))["messages"] == 10 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert asyncio.run(state_of(server.url, "LESS"))["messages"] < 10
+
+
+def test_an_interest_stream_without_a_consumer_would_keep_nothing(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    keep(kept, {**CONFIG, "retention": "interest"})
+    assert "it keeps only messages that a consumer waits for (retention: interest)" in error(capfd, kept, server.url)
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--consumer", "reader=4"]) == 0
+    state = asyncio.run(state_of(server.url, "ORDERS"))
+    assert (state["messages"], state["last_seq"]) == (6, 10), "what the consumer has acknowledged is not kept"
+
+
+@pytest.mark.parametrize("subject", listed("RESTORER", optional=False))
+def test_a_missing_permission_is_named(
+    nats_server: Start, kept: Archive, monkeypatch: pytest.MonkeyPatch, subject: str
+) -> None:
+    server = permitted(nats_server, monkeypatch, without(subject, of="RESTORER"))
+    with pytest.raises(JetcaptureError, match=f"this user may not publish to {re.escape(subject)}"):
+        restore_as(server, kept)
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_what_the_example_allows_is_enough_to_restore(
+    nats_server: Start, kept: Archive, monkeypatch: pytest.MonkeyPatch, less: bool
+) -> None:
+    text = without(*listed("RESTORER", optional=True), of="RESTORER") if less else EXAMPLE
+    server = permitted(nats_server, monkeypatch, text)
+    restore_as(server, kept)
+    assert less or "Violation" not in server.log
+
+
+def permitted(nats_server: Start, monkeypatch: pytest.MonkeyPatch, text: str) -> NatsServer:
+    for user in re.findall(r"\$(\w+)_PASSWORD", EXAMPLE):
+        monkeypatch.setenv(f"{user}_PASSWORD", f"{user.lower()}-password")
+    return nats_server(text)
+
+
+def restore_as(server: NatsServer, archive: Archive) -> None:
+    prepared = prepare(Wanted(url=archive.url, stream="ORDERS", name="RESTORED"))
+    assert restore(prepared, NatsConfig.model_validate(as_user(server, "restorer"))).kept == 10
+
+
+# ------------------------------------------------------------------ failures
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """An archive of many ranges."""
+    archive = Archive(tmp_path / "large")
+    for number in range(40):
+        seqs = list(range(number * 1000 + 1, number * 1000 + 1001))
+        archive.write(seqs, payloads=[os.urandom(500) for _ in seqs], metadata={"stream_created": CREATED})
+    keep(archive, CONFIG)
+    monkeypatch.setattr(plan, "PART_BYTES", 500_000)
+    return archive
+
+
+def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
+    nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    last = max(large.root.rglob("*.parquet"))
+    table = pq.ParquetFile(last).read()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    pq.write_table(table.drop_columns([layout.PAYLOAD]), last)
+    with pytest.raises(Exception, match=layout.PAYLOAD):
+        restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+    last.unlink()
+    with pytest.raises(JetcaptureError, match="is gone: it was compacted or removed since; restore again"):
+        restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+
+
+def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    work = makers.Maker.futures
+
+    def futures(maker: makers.Maker, make: Any, specs: Any) -> Any:
+        for number, future in enumerate(work(maker, make, specs)):
+            if number == 10:
+                server.kill()
+                server.start()
+            yield future
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(makers.Maker, "futures", futures)
+        with pytest.raises(JetcaptureError, match=r"the connection was lost|restore was interrupted"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+
+
+SLOW = """
+import sys, time
+from spark_jobs import restore
+from spark_jobs.restoring import part, plan
+plan.PART_BYTES = 500_000
+make = restore.make_part
+def slowly(*arguments):
+    time.sleep(0.2)
+    return make(*arguments)
+restore.make_part = slowly
+sys.exit(restore.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
+    nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str], end: signal.Signals
+) -> None:
+    server = nats_server()
+    words = [sys.executable, "-c", SLOW, large.url, "ORDERS", "--servers", server.url]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while "ORDERS" not in asyncio.run(streams(server.url)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(end)
+        _, said = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == {signal.SIGTERM: 1, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[end]
+    assert "remove what it has left with: nats stream rm ORDERS" in said.splitlines()[0]
+    if end is signal.SIGKILL:
+        assert "nats stream rm ORDERS" in error(capfd, large, server.url)
+    else:
+        assert asyncio.run(streams(server.url)) == []
+        assert said.splitlines()[1] == (
+            "restore: interrupted"
+            if end is signal.SIGINT
+            else "restore: terminated; the incomplete stream ORDERS was removed"
+        )
+
+
+def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Start, kept: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
+    begin = StreamRestore.begin
+
+    async def overtaken(started: StreamRestore, config: Any, state: Any) -> None:
+        await begin(started, config, state)
+        await create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "begin", overtaken)
+        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == ["ORDERS"]
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0

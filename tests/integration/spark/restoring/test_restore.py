@@ -1,0 +1,185 @@
+"""A stream comes back from its archive on another server: for every sequence, the two servers give the same answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from jetcapture_py.config.model import NatsConfig
+from spark_jobs.restore import PreparedRestore, Restored, Wanted, main, prepare, restore
+from spark_jobs.restoring import plan
+from spark_jobs.restoring.makers import Maker
+from tests.support.nats_server import NatsServer
+from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
+from tests.support.running import STREAM, capture_all, config, objects
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+COUNT = 20_000
+Start = Callable[..., NatsServer]
+
+
+class Origin(NamedTuple):
+    """A server with the stream, and the stream's archive."""
+
+    url: str
+    root: Path
+
+    def wanted(self, **changes: Any) -> Wanted:
+        return Wanted(**{"url": f"file://{self.root}", "stream": STREAM, "name": STREAM, **changes})
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Origin]:
+    """Captured by two replicas that are killed, and compacted."""
+    directory = tmp_path_factory.mktemp("origin")
+    with ExitStack() as stack:
+        server = stack.enter_context(NatsServer(directory / "nats"))
+        asyncio.run(fill(server.url, COUNT))
+        capture(server.url, directory / "replicas", directory / "archive", kills=2)
+        assert {name.quarantine for name in objects(directory / "archive")} == {False, True}
+        for quarantine in (False, True):
+            summary = compact_all(spark, directory / "archive", quarantine=quarantine)
+            assert not summary.errors
+        yield Origin(server.url, directory / "archive")
+
+
+@pytest.fixture(autouse=True)
+def many_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Borders of ranges are where mistakes would be."""
+    monkeypatch.setattr(plan, "PART_BYTES", 400_000)
+    monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 400_000)
+
+
+def done(prepared: PreparedRestore, url: str) -> Restored:
+    return restore(prepared, NatsConfig(servers=(url,)))
+
+
+@pytest.mark.parametrize("where", ["here", "on Spark"])
+def test_every_answer_of_the_restored_stream_is_that_of_the_original(
+    nats_server: Start, origin: Origin, spark: SparkSession, where: str
+) -> None:
+    other = nats_server()
+    prepared = prepare(origin.wanted(), Maker.here() if where == "here" else Maker.on(spark))
+    assert len(prepared.plan.parts) > 5
+    assert prepared.survey.quarantined > 100
+    assert prepared.drops == ()
+    found = done(prepared, other.url)
+    state = asyncio.run(state_of(origin.url, STREAM))
+    assert state["num_deleted"] > 200
+    assert asyncio.run(state_of(other.url, STREAM)) == state
+    assert (found.messages, found.kept) == (state["messages"], state["messages"])
+    assert asyncio.run(compare(origin.url, other.url, STREAM)) == state["last_seq"] + 1 - state["first_seq"]
+    assert asyncio.run(next_sequence(other.url, STREAM, "orders.next")) == state["last_seq"] + 1
+
+
+def test_the_configuration_comes_back(nats_server: Start, origin: Origin) -> None:
+    other = nats_server()
+    done(prepare(origin.wanted()), other.url)
+    assert asyncio.run(_config(other.url, STREAM)) == asyncio.run(_config(origin.url, STREAM))
+
+
+async def _config(url: str, stream: str) -> Any:
+    async with opened(url) as client:
+        return (await api(client, f"STREAM.INFO.{stream}"))["config"]
+
+
+def test_a_stream_comes_back_up_to_a_sequence_and_from_one(nats_server: Start, origin: Origin) -> None:
+    other, first, last = nats_server(), COUNT // 3, 2 * COUNT // 3
+    found = done(prepare(origin.wanted(first=first, last=last)), other.url)
+    assert first <= found.first < found.last <= last
+    asyncio.run(compare(origin.url, other.url, STREAM, first=found.first, last=found.last))
+    state = asyncio.run(state_of(other.url, STREAM))
+    assert (state["first_seq"], state["last_seq"], state["messages"]) == (found.first, found.last, found.messages)
+    assert asyncio.run(next_sequence(other.url, STREAM, "orders.next")) == found.last + 1
+
+
+def test_a_stream_comes_back_as_it_was_at_a_time(nats_server: Start, origin: Origin) -> None:
+    other = nats_server()
+
+    async def nanoseconds(seq: int) -> tuple[int, int]:
+        """The first message from this sequence on, and its timestamp."""
+        async with opened(origin.url) as client:
+            found = await api(client, f"STREAM.MSG.GET.{STREAM}", {"seq": seq, "next_by_subj": ">"})
+        text = found["message"]["time"]
+        whole, _, digits = text.removesuffix("Z").partition(".")
+        seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+        return found["message"]["seq"], seconds * 10**9 + int(digits.ljust(9, "0"))
+
+    seq, until = asyncio.run(nanoseconds(COUNT // 2))
+    found = done(prepare(origin.wanted(until=until)), other.url)
+    assert found.last == seq
+    asyncio.run(compare(origin.url, other.url, STREAM, last=seq))
+    assert prepare(origin.wanted(until=until - 1)).survey.last < seq
+
+
+def test_a_stream_comes_back_under_another_name_and_prefix_beside_the_original(
+    nats_server: Start, origin: Origin
+) -> None:
+    wanted = origin.wanted(name="COPY", prefix="copy.", consumers={"reader": COUNT // 2})
+    done(prepare(wanted), origin.url)
+    try:
+        asyncio.run(compare(origin.url, origin.url, "COPY", subject=lambda subject: f"copy.{subject}"))
+
+        async def consumer() -> dict[str, Any]:
+            async with opened(origin.url) as client:
+                return dict(await api(client, "CONSUMER.INFO.COPY.reader"))
+
+        info = asyncio.run(consumer())
+        state = asyncio.run(state_of(origin.url, "COPY"))
+        assert info["ack_floor"]["stream_seq"] == COUNT // 2
+        assert 0 < info["num_pending"] < state["messages"]
+    finally:
+        asyncio.run(_delete(origin.url, "COPY"))
+
+
+async def _delete(url: str, stream: str) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.DELETE.{stream}")
+
+
+def test_an_archive_of_bundles_comes_back(nats_server: Start, tmp_path: Path) -> None:
+    one, other = nats_server(), nats_server()
+    asyncio.run(fill(one.url, 3000))
+    bundled = config(one.url, tmp_path / "a", key="{subject}", block={"bundles": 4})
+    asyncio.run(capture_all(bundled))
+    found = done(prepare(Origin(one.url, tmp_path / "a").wanted()), other.url)
+    assert len(list(tmp_path.glob("a/*/bundle=*"))) == 4
+    assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(one.url, STREAM))
+    assert asyncio.run(compare(one.url, other.url, STREAM)) == found.last + 1 - found.first
+
+
+def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
+    nats_server: Start, origin: Origin, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = nats_server()
+    command = [f"file://{origin.root}", "--servers", other.url]
+    assert main([command[0], "--dry-run"]) == 0
+    output = capfd.readouterr().out.splitlines()
+    assert output[0].startswith(f"stream {STREAM} as {STREAM}, from ")
+    assert [line.split(", ")[1].split()[0] for line in output if " messages, " in line] == ["sequences"]
+    assert [line.endswith("; they become deleted messages") for line in output if line.startswith("missing: ")] == [
+        True
+    ]
+    assert "needs --allow-holes, because sequences are missing" in output
+    assert main(command) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"restore: the archive of stream {STREAM} lacks ")
+    assert line.endswith("restore with --allow-holes")
+    assert main([*command, "--allow-holes"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err.rstrip().endswith(f"nats stream rm {STREAM}")
+    assert captured.out.startswith("restored ")
+    assert main([*command, "--allow-holes"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"restore: stream {STREAM} exists: a restore creates its stream")
+    assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(origin.url, STREAM))

@@ -1,0 +1,177 @@
+"""Bundles: the hash of keys, and objects that are sorted by key."""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import replace
+from typing import Any
+
+import duckdb
+import hypothesis.strategies as st
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pc_csv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from jetcapture_py.archive import bundles, footer, layout
+from jetcapture_py.archive.block_writer import TextWriter
+from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.writer import EncodedBlock
+from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
+
+BLOCK = BlockId(key=None, bundle="03", bucket=1_700_000_100)
+SIXTEEN = replace(ENCODER, bundles=16)
+
+
+def murmur3(data: bytes) -> int:
+    """murmur3_x86_32 with seed 0, as its author describes it."""
+
+    def scrambled(word: int) -> int:
+        word = word * 0xCC9E2D51 & 0xFFFFFFFF
+        return ((word << 15 | word >> 17) & 0xFFFFFFFF) * 0x1B873593 & 0xFFFFFFFF
+
+    found, whole = 0, len(data) // 4 * 4
+    for (word,) in struct.iter_unpack("<I", data[:whole]):
+        found ^= scrambled(word)
+        found = ((found << 13 | found >> 19) & 0xFFFFFFFF) * 5 + 0xE6546B64 & 0xFFFFFFFF
+    found ^= scrambled(int.from_bytes(data[whole:], "little"))
+    found ^= len(data)
+    found = (found ^ found >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    found = (found ^ found >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return found ^ found >> 16
+
+
+# ------------------------------------------------------------------ which bundle
+
+
+def test_the_bundle_is_that_of_the_hash_in_icebergs_specification() -> None:
+    assert murmur3(b"iceberg") == 1_210_000_089
+    assert bundle_numbers(pa.array(["iceberg"]), 1 << 31).tolist() == [1_210_000_089]
+    assert bundle_of("iceberg", 16) == "09"
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.none() | st.text(max_size=40), max_size=20), st.integers(0, 3), st.integers(1, 100))
+def test_every_key_has_the_bundle_of_its_own_hash(keys: list[str | None], skipped: int, count: int) -> None:
+    expected = [murmur3((key or "").encode()) % (1 << 31) % count for key in keys]
+    assert bundle_numbers(pa.array(keys, pa.string())[skipped:], count).tolist() == expected[skipped:]
+
+
+@pytest.mark.parametrize(("number", "count", "text"), [(0, 1, "0"), (3, 10, "3"), (3, 11, "03"), (99, 100, "99")])
+def test_a_bundle_has_as_many_digits_as_the_last_one(number: int, count: int, text: str) -> None:
+    assert bundle_text(number, count) == text
+
+
+def test_messages_without_a_key_are_in_the_first_bundle() -> None:
+    assert bundle_of(None, 16) == bundle_of("", 16) == "00"
+
+
+# ------------------------------------------------------------------ objects
+
+
+def keyed(identities: list[Identity], keys: list[str | None]) -> pa.RecordBatch:
+    return batch(identities, key=pa.array(keys, pa.string()))
+
+
+def test_an_object_in_a_bundle_is_sorted_by_key_and_then_by_sequence() -> None:
+    keys = ["b", None, "a", "b", "größe", "a", None, "Z"]
+    encoded = write(keyed(plain(8)[::-1], keys[::-1]), keyed(plain(2), keys[:2]), block=BLOCK, encoder=SIXTEEN)
+    rows = [(row["key"], row[layout.SEQ]) for row in read(encoded).to_pylist()]
+    assert rows == [(None, 2), (None, 7), ("Z", 8), ("a", 3), ("a", 6), ("b", 1), ("b", 4), ("größe", 5)]
+    assert (encoded.messages, encoded.duplicates, encoded.name.rows) == (8, 2, 8)
+    group = pq.ParquetFile(pa.BufferReader(encoded.data)).metadata.row_group(0)
+    order = [group.column(each.column_index).path_in_schema for each in group.sorting_columns]
+    assert order == [layout.KEY, layout.SEQ]
+    assert all(group.column(at).has_column_index or not group.column(at).statistics for at in range(group.num_columns))
+
+
+def test_the_name_and_the_footer_say_which_bundle_of_how_many() -> None:
+    encoded = write(keyed(plain(3), ["b", "a", "b"]), block=BLOCK, encoder=replace(SIXTEEN, key_rule="{x}"))
+    assert encoded.name.path.startswith("ORDERS/bundle=03/date=2023-11-14/hour=22/")
+    assert layout.parse_path(encoded.name.path) == encoded.name
+    found = metadata(encoded)
+    assert (found["bundles"], found["key_rule"], found.get("key")) == ("16", "{x}", None)
+
+
+def test_the_digest_is_that_of_the_same_messages_in_any_layout() -> None:
+    identities = [*plain(50), *plain(9, start=20)]
+    keys: list[str | None] = [f"k{seq * 7 % 5}" for seq, _ in identities]
+    bundled = write(keyed(identities, keys), block=BLOCK, encoder=SIXTEEN)
+    assert bundled.name.digest == write(batch(identities)).name.digest
+    assert replace(bundled.name, bundle="") == replace(write(batch(identities)).name, key=None)
+
+
+def test_a_message_of_several_rows_is_counted_once_also_between_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "LEAST_ROWS", 3)
+    identities = [each for each in plain(10) for _ in range(4)]
+    rows = keyed(identities, ["a"] * 40).append_column(layout.ROW, pa.array([0, 1, 2, 3] * 10, pa.int32()))
+    encoded = write(rows, block=BLOCK, encoder=SIXTEEN)
+    assert (encoded.messages, encoded.name.rows) == (10, 40)
+    assert pq.ParquetFile(pa.BufferReader(encoded.data)).num_row_groups > 5
+    assert [row[layout.ROW] for row in read(encoded).to_pylist()] == [0, 1, 2, 3] * 10
+
+
+@given(st.integers(1, 5_000_000), st.integers(1, 20_000))
+def test_row_groups_have_16k_to_64k_rows(rows: int, row_bytes: int) -> None:
+    size = row_group_rows(rows, rows * row_bytes)
+    if rows < 1 << 14:
+        assert size == rows
+    else:
+        assert 1 << 14 <= size <= 1 << 16
+        assert rows % size == 0 or rows % size >= size - -(-rows // size)
+
+
+@pytest.fixture(scope="module")
+def large() -> EncodedBlock:
+    """An object with 160,000 messages of 1,000 keys, of which one comes first in the order of its bytes."""
+    identities = plain(160_000)
+    keys: list[str | None] = [f"k{seq * 31 % 1000:03}" for seq, _ in identities]
+    parts = [keyed(identities[at : at + 40_000], keys[at : at + 40_000]) for at in range(0, 160_000, 40_000)]
+    return write(*parts, block=BLOCK, encoder=SIXTEEN)
+
+
+def test_one_key_lies_in_few_row_groups_and_pages(large: EncodedBlock) -> None:
+    file = pq.ParquetFile(pa.BufferReader(large.data))
+    column = file.schema_arrow.get_field_index(layout.KEY)
+    found = [footer.group_bounds(file.metadata.row_group(at), layout.KEY) for at in range(file.num_row_groups)]
+    assert file.num_row_groups >= 8
+    assert sum(low <= "k500" <= high for low, high in found if low is not None) <= 2
+    assert file.metadata.row_group(0).column(column).has_offset_index
+
+
+def test_other_readers_find_a_key_and_the_rows_are_as_they_were(large: EncodedBlock, tmp_path: Any) -> None:
+    path = tmp_path / "bundle=03" / "date=2023-11-14" / "hour=22" / "object.parquet"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(large.data)
+    expected = [seq for seq in range(1, 160_001) if seq * 31 % 1000 == 500]
+    query = (
+        f"SELECT _nats_seq FROM read_parquet('{tmp_path}/*/*/*/*.parquet', hive_partitioning=true) WHERE key = 'k500'"
+    )
+    assert [row[0] for row in duckdb.sql(query).fetchall()] == expected
+    scan = pl.scan_parquet(tmp_path, hive_partitioning=True).filter(pl.col("key") == "k500")
+    assert scan.select(layout.SEQ).collect()[layout.SEQ].to_list() == expected
+    table = pq.read_table(tmp_path, filters=[("key", "=", "k500")], columns=[layout.SEQ, "key"])
+    assert table.column(layout.SEQ).to_pylist() == expected
+
+
+def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -> None:
+    rows = keyed(plain(3), ["b", None, "a"]).drop_columns([layout.PAYLOAD]).append_column("n", pa.array([1, 2, 3]))
+    salvaged = SIXTEEN.salvage(BLOCK, [rows], ValueError("no"))
+    assert salvaged.name.path.startswith("_quarantine/ORDERS/date=")
+    table = read(salvaged)
+    assert layout.KEY not in table.schema.names
+    assert (table.column(layout.SEQ).to_pylist(), table.column("n").to_pylist()) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_text_objects_in_bundles_have_the_key_as_a_column_and_are_sorted_by_it() -> None:
+    encoder = replace(SIXTEEN, format=TextWriter("csv", "none"))
+    encoded = write(keyed(plain(3), ["b", None, "a"]), block=BLOCK, encoder=encoder)
+    assert encoded.name.path.startswith("ORDERS/bundle=03/")
+    table = pc_csv.read_csv(io.BytesIO(encoded.data.to_pybytes()))
+    assert table.column("key").to_pylist() == ["\\N", "a", "b"]
+    assert table.column(layout.SEQ).to_pylist() == [2, 3, 1]
+    assert encoded.name.digest == write(batch(plain(3))).name.digest

@@ -1,0 +1,264 @@
+"""Compaction of bundles, and of objects that move to bundles: no message is lost or read twice, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import bundles as bundles_of
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.layout import ObjectName
+from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.plan import moves, units
+from spark_jobs.compaction.unit import INDIVISIBLE, TAKEN, CompactionSpec, Outcome, compact_unit
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.archives import lay_out
+from tests.unit.spark_jobs.compaction.test_unit import (
+    AFTER,
+    Blocks,
+    Killed,
+    Row,
+    Watched,
+    contents,
+    messages,
+    once,
+    rows_of,
+    targets,
+    write,
+)
+
+quick = settings(max_examples=40, deadline=None)
+Laid = tuple[str, set[Row], int]
+"""Key, rows and number of bundles of an object; 0 for one under its key."""
+
+
+def laid_out(*numbers: int) -> some.SearchStrategy[list[Laid]]:
+    """Objects in one of these layouts each; the key of a message follows from it."""
+    found = some.tuples(some.sets(messages, min_size=1, max_size=30), some.sampled_from(numbers))
+    return some.lists(found, min_size=1, max_size=4).map(
+        lambda objects: [
+            (key, rows_of(own), number)
+            for messages, number in objects
+            for at, key in enumerate("abc")
+            if (own := {message for message in messages if sum(message) % 3 == at})
+        ]
+    )
+
+
+def put_all(root: Path, laid: Sequence[Laid], row_group: int = 1000) -> Blocks:
+    for key, found, number in laid:
+        write(Archive(root, number), key, found, row_group)
+    return [(key, found) for key, found, _ in laid]
+
+
+def stored(root: Path) -> dict[ObjectName, int]:
+    """Every object, with its number of bundles."""
+    found = {}
+    for path in root.rglob("*.parquet"):
+        name = layout.parse_path(path.relative_to(root).as_posix())
+        assert name is not None
+        own = footer.entries(pq.read_metadata(path).metadata).get(layout.BUNDLES, "")
+        assert layout.is_one_of(name.bundle, own)
+        found[name] = int(own or 0)
+    return found
+
+
+def keyed(root: Path, name: ObjectName) -> list[tuple[str | None, Row]]:
+    rows = contents(root / name.path)
+    if not name.bundle:
+        return [(name.key, row) for row in rows]
+    return list(zip(pq.ParquetFile(root / name.path).read([layout.KEY])[0].to_pylist(), rows, strict=True))
+
+
+def counted(root: Path) -> Counter[tuple[str | None, Row]]:
+    """How often a reader by the rule of `layout` counts each row."""
+    known = stored(root)
+    alone, shared = layout.split_overlapping(known, {name: number for name, number in known.items() if number})
+    found = Counter(row for name in alone for row in keyed(root, name))
+    found.update({row for name in shared for row in keyed(root, name)})
+    return found
+
+
+def compacted(files: Files, target: int, bundles: int) -> list[Outcome]:
+    """A whole compaction but for the waiting."""
+    spec = CompactionSpec(target=target, closed=AFTER, bundles=bundles)
+    listed = files.find(["ORDERS"])
+    work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
+    found = [outcome for sources in work for outcome in compact_unit(files, spec, sources)]
+    for outcome in found:
+        for path in outcome.removable:
+            assert files.remove(path) is None
+    return found
+
+
+@quick
+@given(laid=laid_out(4), target=targets, row_group=some.sampled_from([2, 1000]))
+def test_objects_of_one_bundle_are_merged_and_sorted_by_key(
+    tmp_path_factory: pytest.TempPathFactory, laid: list[Laid], target: int, row_group: int
+) -> None:
+    root = tmp_path_factory.mktemp("archive")
+    blocks = put_all(root, laid, row_group)
+    assert [outcome.left for outcome in compacted(Files(f"file://{root}", {}), target, 0) if outcome.left] == []
+    assert counted(root) == once(blocks)
+    assert layout.split_overlapping(stored(root))[1] == []
+    for name in stored(root):
+        rows = keyed(root, name)
+        assert rows == sorted(rows, key=lambda row: (row[0] or "", row[1][0], row[1][1], row[1][2] or 0))
+        assert {bundle_of(key, 4) for key, _ in rows} == {name.bundle}
+    before = stored(root)
+    assert compacted(Files(f"file://{root}", {}), target, 0) == []
+    assert stored(root) == before
+
+
+@quick
+@given(laid=laid_out(0, 8, 4), target=targets, lives=some.lists(some.integers(1, 6), max_size=4))
+def test_moved_to_bundles_and_killed_after_any_change_every_row_is_counted_once_all_the_time(
+    tmp_path_factory: pytest.TempPathFactory, laid: list[Laid], target: int, lives: list[int]
+) -> None:
+    root = tmp_path_factory.mktemp("archive")
+    blocks = put_all(root, laid)
+
+    def look() -> None:
+        assert counted(root) == once(blocks)
+
+    for changes in lives:
+        try:
+            compacted(Watched(f"file://{root}", look, changes), target, 4)
+        except Killed:
+            continue
+    files = Watched(f"file://{root}", look, 0)
+    assert [outcome.left for outcome in compacted(files, target, 4) if outcome.left] == []
+    look()
+    for name, number in stored(root).items():  # those of 8 whose names could be of 4 are in the right place
+        assert number in (4, 8)
+        assert {bundle_of(key, 4) for key, _ in keyed(root, name)} == {name.bundle}
+    assert layout.split_overlapping(stored(root))[1] == []
+    before = stored(root)
+    assert [each for each in compacted(files, target, 4) if each.written or each.removable] == []
+    assert stored(root) == before
+
+
+@quick
+@given(
+    laid=laid_out(0, 8, 4, 2),
+    late=laid_out(0, 4),
+    schedule=some.lists(some.integers(0, 4), min_size=10, max_size=60),
+    goals=some.lists(some.tuples(targets, some.sampled_from([0, 2, 4, 8, 3])), min_size=4, max_size=4),
+)
+def test_compactions_to_other_layouts_at_the_same_time_and_late_objects_lose_and_repeat_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+    laid: list[Laid],
+    late: list[Laid],
+    schedule: list[int],
+    goals: list[tuple[int, int]],
+) -> None:
+    root = tmp_path_factory.mktemp("archive")
+    blocks = list(put_all(root, laid))
+
+    def compaction(target: int, bundles: int) -> Iterator[None]:
+        files = Files(f"file://{root}", {})
+        while True:
+            listed = files.find(["ORDERS"])
+            yield
+            removable: list[str] = []
+            work = moves(listed, bundles, target) if bundles else (unit.sources for unit in units(listed, target))
+            for sources in work:
+                spec = CompactionSpec(target=target, closed=AFTER, bundles=bundles)
+                for outcome in compact_unit(files, spec, sources):
+                    assert not outcome.failed, outcome.left
+                    removable += outcome.removable
+                yield
+            for path in removable:
+                files.remove(path)
+                yield
+
+    def daemon() -> Iterator[None]:
+        for key, found, number in late:
+            write(Archive(root, number), key, found)
+            blocks.append((key, found))
+            yield
+        while True:
+            yield
+
+    actors = [*(compaction(*goal) for goal in goals), daemon()]
+    for number in schedule:
+        next(actors[number])
+        assert counted(root) == once(blocks)
+
+
+def test_a_bundle_gives_way_to_a_number_that_divides_its_own_and_to_no_other(tmp_path: Path) -> None:
+    blocks = put_all(tmp_path, [(key, {(number, 0, None)}, 12) for number, key in enumerate("abcdefgh")])
+    files = Files(f"file://{tmp_path}", {})
+    before = stored(tmp_path)
+    for other in (24, 8, 5):
+        assert {outcome.left for outcome in compacted(files, 1 << 20, other)} == {INDIVISIBLE}
+    assert stored(tmp_path) == before
+    compacted(files, 1 << 20, 3)
+    assert set(stored(tmp_path).values()) == {3}
+    assert counted(tmp_path) == once(blocks)
+
+
+def test_a_bucket_that_is_in_the_bundles_already_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_all(tmp_path, [(key, {(number, 0, None)}, 16) for number, key in enumerate("abc")])
+    opened: list[object] = []
+    monkeypatch.setattr(Files, "footer", lambda _, source: opened.append(source))
+    assert compacted(Files(f"file://{tmp_path}", {}), 1 << 20, 16) == []
+    assert opened == []
+
+
+def test_an_object_with_a_column_called_bundle_is_left_alone(tmp_path: Path) -> None:
+    Archive(tmp_path).write([1, 2], "a", bundle=["x", "y"])
+    assert [outcome.left for outcome in compacted(Files(f"file://{tmp_path}", {}), 1 << 20, 4)] == [TAKEN]
+
+
+def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles_of, "LEAST_ROWS", 20)
+    chance = random.Random(1)
+    laid = {(seq, HOUR * 1_000_000 + seq): f"k{chance.randrange(300):03}" for seq in range(1, 3001)}
+    assert len(lay_out(tmp_path, laid, 0, bucket=HOUR)) == 300
+    outcomes = compacted(Files(f"file://{tmp_path}", {}), 1 << 20, 4)
+    assert len(outcomes) == len(stored(tmp_path)) == 4
+    assert {outcome.bundle for outcome in outcomes} == set("0123")
+    found: dict[int, str] = {}
+    for name in stored(tmp_path):
+        file = pq.ParquetFile(tmp_path / name.path)
+        rows = file.read([layout.SEQ, layout.KEY, layout.PAYLOAD]).to_pylist()
+        found |= {row[layout.SEQ]: row[layout.KEY] for row in rows}
+        assert all(row[layout.PAYLOAD] == b"%d" % row[layout.SEQ] for row in rows)
+        assert file.num_row_groups >= 8
+        assert file.metadata.row_group(0).column(0).has_offset_index
+        entries = footer.entries(file.metadata.metadata)
+        assert (entries["bundles"], entries["sealed_by"], entries.get("key")) == ("4", "compact", None)
+        of_key = [footer.group_bounds(file.metadata.row_group(at), layout.KEY) for at in range(file.num_row_groups)]
+        keys = sorted({row[layout.KEY] for row in rows})
+        middle = keys[len(keys) // 2]
+        assert sum(low <= middle <= high for low, high in filter(None, of_key)) <= file.num_row_groups / 8 + 1
+    assert found == {seq: key for (seq, _), key in laid.items()}
+
+
+def test_what_is_stored_is_checked_against_what_moved(tmp_path: Path) -> None:
+    put_all(tmp_path, [("a", {(1, 0, None), (2, 0, None)}, 0), ("b", {(3, 0, None)}, 0)])
+
+    class Spoiling(Files):
+        def put(self, name: ObjectName, data: pa.Buffer) -> None:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            sink = pa.BufferOutputStream()
+            table = file.read().slice(1) if name.rows > 1 else file.read()
+            pq.write_table(table.replace_schema_metadata(file.metadata.metadata), sink)
+            super().put(name, sink.getvalue())
+
+    before = set(stored(tmp_path))
+    (outcome,) = compacted(Spoiling(f"file://{tmp_path}", {}), 1 << 20, 1)
+    assert "does not match its sources" in outcome.left
+    assert before <= set(stored(tmp_path))

@@ -1,0 +1,209 @@
+"""Every message of a range once, in order, to the nanosecond, whatever objects it is in."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from jetcapture_py.archive import layout
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.reading.place import Place
+from spark_jobs.restoring import plan
+from spark_jobs.restoring.part import Reading, make_part, survey_part
+from spark_jobs.restoring.plan import RestorePlan, plan_restore
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.backups import Entry, entries, inflated
+
+CREATED, LATER = "2026-05-01T00:00:00.123456789Z", "2026-05-01T13:00:00Z"
+START = HOUR * 1_000_000
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive")
+
+
+def nanos(seq: int) -> int:
+    return seq * 37 % 1000
+
+
+def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, created: str = CREATED) -> None:
+    """An object whose messages follow from their sequences."""
+    name = archive.write(
+        seqs,
+        key,
+        payloads=[b"%d" % seq for seq in seqs],
+        columns={layout.NANOS: pa.array([nanos(seq) for seq in seqs], pa.int16())},
+        metadata={"stream_created": created},
+    )
+    if group:
+        path = archive.root / name.path
+        pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=group)
+
+
+def planned(archive: Archive, first: int = 1, last: int | None = None, created: str | None = None) -> RestorePlan:
+    return plan_restore(Place.open(archive.url, {}), "ORDERS", first=first, last=last, created=created)
+
+
+def restored(archive: Archive, found: RestorePlan, prefix: str = "") -> list[Entry]:
+    """The messages of all ranges, as they are sent."""
+    reading = Reading(url=archive.url, options={}, prefix=prefix)
+    made = [make_part(reading, spec) for spec in found.parts]
+    messages = [list(entries(inflated(data))) for _, data in made]
+    assert [count for count, _ in made] == [len(each) for each in messages]
+    surveys = [survey_part(reading, spec, None, by_subject=False) for spec in found.parts]
+    assert [each.messages for each in surveys] == [count for count, _ in made]
+    return [entry for each in messages for entry in each]
+
+
+def expected(seqs: list[int]) -> list[Entry]:
+    return [Entry(b"orders.new", (START + seq) * 1000 + nanos(seq), seq, b"", b"%d" % seq) for seq in seqs]
+
+
+blocks = some.lists(
+    some.tuples(some.sampled_from("abc"), some.sets(some.integers(1, 60), min_size=1), some.integers(0, 9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(blocks, some.integers(1, 2000), some.integers(1, 60), some.integers(1, 60))
+def test_ranges_have_every_message_once_and_in_order_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, set[int], int]], size: int, one: int, other: int
+) -> None:
+    archive = Archive(tmp_path_factory.mktemp("a"))
+    for key, seqs, group in found:
+        write(archive, sorted(seqs), key, group=group)
+    first, last = min(one, other), max(one, other)
+    wanted = sorted(seq for seq in set().union(*(seqs for _, seqs, _ in found)) if first <= seq <= last)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "PART_BYTES", size)
+        patch.setattr(plan, "LARGEST_PART_BYTES", size)
+        if not wanted:  # the names may still promise some
+            with suppress(JetcaptureError):
+                assert restored(archive, planned(archive, first, last)) == []
+            return
+        chosen = planned(archive, first, last)
+    for before, after in zip(chosen.parts, chosen.parts[1:], strict=False):
+        assert before.last < after.first
+    assert restored(archive, chosen) == expected(wanted)
+
+
+def test_small_ranges_are_cut_within_objects(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "PART_BYTES", 2000)
+    monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 2000)
+    write(archive, list(range(1, 1001)), "a", group=100)
+    write(archive, list(range(501, 1501)), "b", group=100)
+    found = planned(archive)
+    assert len(found.parts) > 10
+    assert all(before.last + 1 == after.first for before, after in zip(found.parts, found.parts[1:], strict=False))
+    assert restored(archive, found) == expected(list(range(1, 1501)))
+
+
+def test_of_copies_the_one_with_nanoseconds_counts(archive: Archive) -> None:
+    archive.write([1, 2], "a", payloads=[b"1", b"2"])
+    write(archive, [2, 3], "b")
+    first, *others = restored(archive, planned(archive))
+    assert (first.seq, first.nanoseconds) == (1, (START + 1) * 1000)
+    assert others == expected([2, 3])
+
+
+def test_a_message_of_several_rows_is_one_message_with_its_payload(archive: Archive) -> None:
+    numbers = pa.array([None, 0, 1, 2], pa.int32())
+    archive.write([1, 2, 2, 2], "a", payloads=[b"1", b"2", None, None], columns={layout.ROW: numbers})
+    found = restored(archive, planned(archive))
+    assert [(entry.seq, entry.payload) for entry in found] == [(1, b"1"), (2, b"2")]
+
+
+def test_quarantined_messages_have_their_raw_bytes(archive: Archive) -> None:
+    archive.write([1], "a", payloads=[b"good"], headers=[[("A", ["1", "2"]), ("B", [""])]])
+    raw = b"NATS/1.0\r\nno colon\r\n\r\n"
+    for seq, stage, subject, block in (
+        (2, "decode", "orders.x", None),
+        (3, "headers", "orders.x", raw),
+        (4, "subject", "orders.\\xff.\\xc3", None),
+    ):
+        archive.write(
+            [seq],
+            quarantine=True,
+            subject=subject,
+            payloads=[b"\xff%d" % seq],
+            columns={layout.STAGE: [stage], layout.ERROR: ["why"], layout.RAW_HEADERS: pa.array([block], pa.binary())},
+        )
+    found = restored(archive, planned(archive))
+    assert [entry.header for entry in found] == [b"NATS/1.0\r\nA: 1\r\nA: 2\r\nB: \r\n\r\n", b"", raw, b""]
+    assert [entry.payload for entry in found] == [b"good", b"\xff2", b"\xff3", b"\xff4"]
+    assert [entry.name for entry in found] == [b"orders.new", b"orders.x", b"orders.x", b"orders.\xff.\xc3"]
+
+
+def test_subjects_get_the_prefix(archive: Archive) -> None:
+    write(archive, [1])
+    assert restored(archive, planned(archive), "test.eu.")[0].name == b"test.eu.orders.new"
+
+
+def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive: Archive) -> None:
+    write(archive, [3, 4, 7, 8, 20], "a")
+    write(archive, [7, 8, 9], "b")
+    archive.write([10], quarantine=True, columns={layout.STAGE: ["decode"], layout.RAW_HEADERS: pa.nulls(1)})
+    (spec,) = planned(archive).parts
+    reading = Reading(url=archive.url, options={})
+    found = survey_part(reading, spec, (START + 9) * 1000 + nanos(9), by_subject=True)
+    assert (found.messages, found.first, found.last, found.copies, found.quarantined) == (7, 3, 20, 2, 1)
+    assert (found.gaps, found.shown) == (2, ((5, 6), (11, 19)))
+    assert (found.until, found.subjects) == (9, {"orders.new": 7})
+    assert survey_part(reading, spec, (START + 9) * 1000 + nanos(9) - 1, by_subject=False).until == 8
+
+
+def test_a_stream_that_was_created_again_is_restored_by_incarnation(archive: Archive) -> None:
+    write(archive, [1, 2, 3], "a")
+    later = [START + 4_000_000_000 + seq for seq in (1, 2)]
+    archive.write([1, 2], "a", timestamps=later, payloads=[b"one", b"two"], metadata={"stream_created": LATER})
+    found = planned(archive)
+    assert (found.created, found.others) == (LATER, (CREATED,))
+    assert [entry.payload for entry in restored(archive, found)] == [b"one", b"two"]
+    assert restored(archive, planned(archive, created="2026-05-01T00")) == expected([1, 2, 3])
+    with pytest.raises(JetcaptureError, match="2 incarnations of stream ORDERS"):
+        planned(archive, created="2026-05-01")
+
+
+def test_an_object_of_two_incarnations_is_divided_by_time(archive: Archive) -> None:
+    later = START + 4_000_000_000
+    both = f"{CREATED},{LATER}"
+    archive.write(
+        [1, 1, 2, 2], "a", timestamps=[START + 1, later, START + 2, later + 1], metadata={"stream_created": both}
+    )
+    assert [entry.nanoseconds for entry in restored(archive, planned(archive))] == [later * 1000, (later + 1) * 1000]
+    older = restored(archive, planned(archive, created=CREATED))
+    assert [entry.nanoseconds for entry in older] == [(START + 1) * 1000, (START + 2) * 1000]
+
+
+def test_a_sequence_with_two_messages_is_an_error(archive: Archive) -> None:
+    write(archive, [1, 2], "a")
+    archive.write([2, 3], "b", timestamps=[START + 77, START + 78])
+    with pytest.raises(JetcaptureError, match="sequence 2 has two messages"):
+        restored(archive, planned(archive))
+
+
+def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
+    place = Place.open(archive.url, {})
+    write(archive, [1, 2])
+    with pytest.raises(JetcaptureError, match="no messages in this range"):
+        planned(archive, 3)
+    with pytest.raises(JetcaptureError, match=r"no archive of stream OTHER under .*; there are: ORDERS"):
+        plan_restore(place, "OTHER", first=1, last=None, created=None)
+    name = archive.write([3])
+    path = archive.root / name.path
+    pq.write_table(pq.ParquetFile(path).read().drop_columns([layout.PAYLOAD]), path)
+    with pytest.raises(JetcaptureError, match=r"1 object of stream ORDERS were stored without payload .*keep_payload"):
+        planned(archive)
+    path.rename(path.with_suffix(".csv"))
+    with pytest.raises(JetcaptureError, match=r"1 object of stream ORDERS in csv: only messages .* in Parquet"):
+        planned(archive)
+    assert planned(archive, 1, 2).objects == 1
