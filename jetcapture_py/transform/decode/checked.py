@@ -32,10 +32,10 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
         return Decoded(fields=_NOTHING)
     try:
         return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
-    except BatchTooWideError:
+    except BatchTooWideError as error:
         if len(batch) > 1:
             raise
-        return _failed("the decoder refused its columns as too large")
+        return _failed(str(error) or "the decoder refused its columns as too large")
     except BaseException as error:
         if len(batch) == 1:
             return _failed(error)
