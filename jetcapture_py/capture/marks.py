@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -57,22 +58,24 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
 
 
 def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Write what is found, with what is there already, when that says something new; what is there then.
-
-    Raises StoreError, whatever a store of the user raises.
-    """
+    """Write what is found, with what is there already, when that says something new; what is there then."""
     moves: list[Move] = []
 
     def change(data: bytes | None) -> bytes | None:
         moves.append(move(data, found, consumer, idle))
         return moves[-1].data
 
+    change_any_note(store, path(found.stream), change)
+    for name, fields in moves[-1].warnings:
+        event(log, logging.WARNING, name, **fields)
+    return moves[-1].there
+
+
+def change_any_note(store: NoteStore, where: str, change: Callable[[bytes | None], bytes | None]) -> None:
+    """Call `change_note`. Raises only StoreError, whatever a store of the user raises."""
     try:
-        change_note(store, path(found.stream), change)
+        change_note(store, where, change)
     except StoreError:
         raise
     except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
         raise StoreError(one_line(error)) from None
-    for name, fields in moves[-1].warnings:
-        event(log, logging.WARNING, name, **fields)
-    return moves[-1].there

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from jetcapture_py.archive.stream_config import StreamConfig, is_time, path
+from jetcapture_py.capture.marks import change_any_note
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import StoreError
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore, change_note
+from jetcapture_py.store import NoteStore
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -28,11 +30,13 @@ async def keep_stream_config(state: CaptureState) -> None:
     if data == state.stream_config:
         return
     try:
-        await state.in_thread(state.store_threads, _write, store, path(stream, created), data)
+        await state.in_thread(
+            state.store_threads, change_any_note, store, path(stream, created), partial(_changed, data)
+        )
         state.stream_config = data
     except StoreError as error:
         event(log, logging.WARNING, "stream_config.failed", error=error)
 
 
-def _write(store: NoteStore, where: str, data: bytes) -> None:
-    change_note(store, where, lambda there: None if there == data else data)
+def _changed(data: bytes, there: bytes | None) -> bytes | None:
+    return None if there == data else data

@@ -16,7 +16,7 @@ from jetcapture_py.archive.schema import REPLY, conform, unify
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 
-_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.PARTITIONS}
+_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
 """Column names reserved for the archive."""
 _OURS = ("jetcapture_py.transform.decode.", "jetcapture_py.transform.bucket")
 _LONGEST_STAGE = 40
