@@ -255,6 +255,9 @@ class _Compaction:
         begin = span.first
         while begin < span.end:
             encoded, end = self._encode(rows, begin, span.end)
+            if self._block.bundle and end < span.end and encoded.data.size * TOLERANCE < self._spec.target:
+                rows = self._rows(begin, span.end)  # planned as a whole, by rows that compress worse
+                encoded, end = self._encode(rows, begin, span.end)
             while encoded.data.size > self._spec.target * TOLERANCE:  # its rows compress worse than those before
                 rows, before = self._rows(begin, span.end), end
                 encoded, end = self._encode(rows, begin, span.end)

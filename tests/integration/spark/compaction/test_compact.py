@@ -88,7 +88,10 @@ class TestContent:
     ) -> None:
         archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
         decoded: dict[tuple[str, tuple[int, int]], int] = {}
-        for key, messages, number in blocks:
+        owners: dict[tuple[int, int], str] = {}
+        for key, every, number in blocks:
+            # in a bundle beside other keys, a message has its one key
+            messages = {each for each in every if not bundles or owners.setdefault(each, key) == key}
             kind = number % len(COLUMNS[key])
             # all copies of a message are decoded alike, or any of them could be read
             alike = sorted(each for each in messages if decoded.setdefault((key, each), kind) == kind)

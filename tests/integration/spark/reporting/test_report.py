@@ -209,7 +209,7 @@ class TestFigures:
         self, spark: SparkSession, store: Store
     ) -> None:
         messages = {(seq, HOUR * 1_000_000 + seq): f"k{seq % 5}" for seq in range(1, 31)}
-        for bundles in (0, 4, 8):
+        for bundles in (0, 4, 16):
             lay_out(store.root, messages, bundles, bucket=HOUR)
         page = store.page(spark)
         assert (page.tiles["Messages"], page.tiles["Stored twice"]) == ("30", "60")

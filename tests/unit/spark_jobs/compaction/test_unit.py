@@ -23,7 +23,7 @@ from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TOLERANCE, units
 from spark_jobs.compaction.schemas import classes
 from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
-from tests.integration.spark.conftest import HOUR, Archive
+from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 
 Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
@@ -133,8 +133,8 @@ class Watched(Files):
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path / "archive")
+def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive", getattr(request, "param", 0))
 
 
 # ------------------------------------------------------------------ safety
@@ -259,6 +259,7 @@ def _with(table: pa.Table, column: str, value: object) -> pa.Table:
     ],
     ids=["a row less", "a row twice", "another sequence", "another timestamp", "another row of the message"],
 )
+@both_layouts
 def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
     archive: Archive, spoil: Callable[[pa.Table], pa.Table]
 ) -> None:
@@ -272,6 +273,7 @@ def test_sources_stay_when_the_stored_object_does_not_hold_what_they_hold(
 
 
 @pytest.mark.parametrize("lie", [{"first_seq": 2}, {"last_seq": 2}, {"rows": 2}, {"rows": 4}], ids=str)
+@both_layouts
 def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
     archive: Archive, lie: dict[str, int]
 ) -> None:
@@ -284,6 +286,7 @@ def test_an_object_that_is_not_what_its_name_says_is_left_alone_with_its_group(
     assert len(stored(archive)) == 2
 
 
+@both_layouts
 def test_a_row_twice_in_one_object_is_left_to_people(archive: Archive) -> None:
     archive.write([1, 1, 3], timestamps=[5, 5, 6])
     archive.write([3, 4])
@@ -304,6 +307,7 @@ def test_a_damaged_object_fails_its_group_alone(archive: Archive) -> None:
     assert "\n" not in bad.left
 
 
+@both_layouts
 def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -> None:
     archive.write([1, 2])
     gone = archive.write([2, 3])
@@ -334,6 +338,7 @@ def payloads(count: int, seed: int = 0, size: int = 100) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("shape", ["chain", "disjoint", "uneven", "tiny", "interleaved"])
+@both_layouts
 def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape: str) -> None:
     chance = random.Random(1)
     first = 1
@@ -352,6 +357,7 @@ def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape:
     assert layout.split_overlapping(stored(archive))[1] == []
 
 
+@both_layouts
 def test_what_is_too_little_for_the_target_becomes_one_object(archive: Archive) -> None:
     for number in range(20):
         archive.write([number * 2, number * 2 + 1])
@@ -448,6 +454,7 @@ def test_a_footer_names_the_rule_for_keys_that_all_its_sources_had(
     assert pq.read_metadata(archive.root / name.path).metadata.get(b"jetcapture.key_rule") == merged
 
 
+@both_layouts
 def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Archive) -> None:
     kept = archive.write([1, 2, 3, 4])
     archive.write([1, 2])
@@ -459,6 +466,7 @@ def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Arch
     assert (archive.root / kept.path).stat() == before
 
 
+@both_layouts
 def test_a_dry_run_foretells_and_does_nothing(archive: Archive) -> None:
     for number in range(40):
         seqs = list(range(number * 80, number * 80 + 100))
@@ -539,6 +547,7 @@ def _same(left: pa.DataType, right: pa.DataType) -> bool:
     return bool(left == right)
 
 
+@both_layouts
 def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Archive) -> None:
     for number in range(6):
         value = pa.array([number] * 2) if number % 2 else pa.array([str(number)] * 2)
@@ -558,6 +567,7 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
     }
 
 
+@both_layouts
 def test_values_of_drifted_columns_survive(archive: Archive) -> None:
     archive.write([1, 2], a=pa.array([1, None], INT), s=[{"x": 1}, None], n=pa.nulls(2))
     archive.write([2, 3], a=pa.array([None, 2**40]), s=[None, {"x": 2, "y": ["t"]}], n=["text", "more"])
