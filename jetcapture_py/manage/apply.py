@@ -90,8 +90,17 @@ async def _made(session: ReadSession, managed: Managed, plan: Plan) -> Applied:
         subject = f"CONSUMER.CREATE.{stream}.{plan.name}"
     try:
         answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
+        if plan.action == "update" and any(change.name == "pause_until" for change in plan.changes):
+            answer |= await _pause(session, stream, plan)
     except (ApiError, UnavailableError) as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error
     consumer = managed.source if plan.kind == "consumer" else None
     left = differing(plan.wanted, answer) if consumer is None else differences(consumer, answer)
     return Applied(plan=plan, answer=answer, ignored=left)
+
+
+async def _pause(session: ReadSession, stream: str, plan: Plan) -> dict[str, Any]:
+    """Pause or resume a consumer, for which an update is not enough; return the setting as it is then."""
+    body = {"pause_until": plan.request["pause_until"]}
+    answer = await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", body)
+    return {"pause_until": answer.get("pause_until")}

@@ -291,7 +291,7 @@ def test_the_commands_of_the_table_are_those_there_are() -> None:
     there = set(re.findall(r"^  (\w+)  ", helped.stdout.split("Commands:")[1], re.MULTILINE))
     assert set(re.findall(r"`jetcapture (\w+)", table)) == there
     for page in ("docs/operation.md", "docs/spark.md"):
-        assert all(job in read(page) for job in ("query", "compact", "replay", "report"))
+        assert all(job in read(page) for job in ("query", "compact", "replay", "restore", "report"))
 
 
 def test_every_benchmark_and_every_fault_has_the_options_that_the_documents_name() -> None:

@@ -408,6 +408,19 @@ def test_what_only_newer_servers_change_in_place_is_named(
         assert newer or f"nats-server {version}" in str(found.plan.changes[0].refusal)
 
 
+def test_an_existing_consumer_is_paused_and_resumed(nats_server: Start, tmp_path: Path) -> None:
+    url = nats_server().url
+    asyncio.run(create(url, {"name": "S", "subjects": ["s.>"], **BASE}, {}))
+
+    def paused(until: str) -> bool:
+        source = {"stream": "S", "consumer": "archive", "consumer_config": {"pause_until": until}}
+        (found,) = applied(tmp_path, url, {"source": source})
+        assert not found.ignored
+        return bool(asyncio.run(ask(url, "CONSUMER.INFO.S.archive")).get("paused"))
+
+    assert [paused(f"{year}-01-01T00:00:00Z") for year in (2100, 2020)] == [True, False]
+
+
 def test_a_setting_that_the_server_ignores_is_reported(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,6 @@ async def sealed(stage: Stage, state: CaptureState) -> None:
 
 async def limited(stage: Stage, state: CaptureState) -> None:
     await stage.update(max_msgs_per_subject=1)
-    await stage.holds(5)
     await stage.fill(5)
     await stage.look()
     await stage.received(state)

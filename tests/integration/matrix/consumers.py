@@ -12,7 +12,7 @@ import pytest
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.manage.check import check
 from tests.integration.matrix.cell import Cell
-from tests.integration.matrix.stage import ServerRefusedError, Stage, StreamMessage
+from tests.integration.matrix.stage import Stage, StreamMessage
 from tests.integration.matrix.streams import HOUR, SECOND, nothing
 from tests.support.running import CONSUMER, until
 
@@ -74,7 +74,7 @@ async def play_sampled(stage: Stage) -> None:
 
 
 async def play_given_up(stage: Stage) -> None:
-    """Another client has taken messages as often as they are delivered: no capture gets them, and `verify` says so."""
+    """Another client has taken messages as often as they are delivered: no capture gets them."""
     await stage.create()
     await stage.consumer(max_deliver=1, ack_wait=SECOND)
     await stage.fill()
@@ -90,7 +90,8 @@ async def play_given_up(stage: Stage) -> None:
     stage.selects = lambda messages: [message for message in messages if message.seq not in taken]
     await stage.check_archive(proven=False)
     report = await stage.proof()
-    assert (report.missing, report.exit_code()) == (len(taken), 1)
+    assert report.missing in (0, len(taken)), "the ack floor may stay below them, or pass them"
+    assert any("whether the server gave up on messages" in note for note in report.unchecked)
 
 
 # ------------------------------------------------------------------ paused
@@ -131,8 +132,8 @@ async def paused_for_a_while(stage: Stage, state: CaptureState) -> None:
 async def cannot_be_reset(stage: Stage) -> None:
     await stage.create()
     await stage.consumer()
-    with pytest.raises((ServerRefusedError, nats.errors.NoRespondersError)):
-        await stage.ask(f"CONSUMER.RESET.{stage.stream}.{CONSUMER}", {})
+    with pytest.raises(nats.errors.TimeoutError):  # an unknown request is not answered
+        await stage.client.request(f"$JS.API.CONSUMER.RESET.{stage.stream}.{CONSUMER}", b"{}", 0.3)
 
 
 async def reset(stage: Stage, state: CaptureState) -> None:
@@ -152,7 +153,8 @@ WORKING = (
     Cell(name="Made by the capture"),
     Cell(name="`max_deliver`", note="`check` warns.", consumer={"max_deliver": 5}, after=warned_of("max_deliver")),
     Cell(
-        name="`max_deliver` used up by another client: `verify` lists the messages that are not archived",
+        name="`max_deliver` used up by another client: these messages are not delivered any more",
+        note="`verify` lists them as holes, or says that it cannot know.",
         play=play_given_up,
     ),
     Cell(name="`backoff`", consumer={"max_deliver": 3, "backoff": [SECOND, 5 * SECOND, 30 * SECOND]}),

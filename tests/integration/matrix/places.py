@@ -12,8 +12,8 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.jetstream import pulls, range_reader
 from tests.integration.matrix.cell import Cell, Scene
 from tests.integration.matrix.stage import COUNT, Stage, connected
-from tests.integration.matrix.streams import fill_batch
-from tests.support.running import CONSUMER
+from tests.integration.matrix.streams import SECOND, fill_batch
+from tests.support.running import CONSUMER, until
 
 
 async def captured(stage: Stage, **source: Any) -> None:
@@ -78,6 +78,17 @@ def short_timeouts() -> Iterator[None]:
         yield
 
 
+async def play_bare_messages(stage: Stage) -> None:
+    """Those without headers and payload end a pull, and what follows in it is delivered again."""
+    async with connected(stage.url, user="owner", password="o") as client:
+        stage.client = client
+        await stage.create()
+        await stage.consumer(ack_wait=SECOND)
+        await stage.fill(4 * COUNT)
+        stage.login = {"user": "reader", "password": "r", "api_prefix": "JS.owner.API"}
+        await captured(stage)
+
+
 async def play_without_domain(stage: Stage) -> None:
     stage.url = stage.site.bare_leaf
     await stage.check_refused(NO_DOMAIN)
@@ -90,7 +101,7 @@ def imported(owner: str, reader: str, refused: str = "", count: int = COUNT) -> 
         async with connected(stage.url, user=owner, password=owner[0]) as client:
             stage.client = client
             await stage.create()
-            await stage.fill(count)
+            await stage.fill(count, bare=False)
             stage.login = {"user": reader, "password": reader[0], "api_prefix": "JS.owner.API"}
             if refused:
                 with short_timeouts():
@@ -124,6 +135,11 @@ WAYS = (
     Cell(name="Mirror at the hub of a leaf node's stream", play=play_leaf_mirror),
     Cell(name="Imported from another account (`nats.api_prefix`)", play=imported("owner", "reader")),
     Cell(
+        name="Imported from another account: messages without headers and payload",
+        note="Messages behind them may be delayed.",
+        play=play_bare_messages,
+    ),
+    Cell(
         name="Imported from another account, without `$JS.ACK.>`",
         play=imported("owner", "without_acks", NO_ACKS),
         refused=NO_ACKS,
@@ -148,6 +164,12 @@ async def leaders_changed(stage: Stage, state: CaptureState) -> None:
 
 async def scaled_up(stage: Stage, state: CaptureState) -> None:
     await stage.update(num_replicas=3)
+
+    async def replicated() -> bool:
+        cluster = (await stage.ask(f"STREAM.INFO.{stage.stream}"))["cluster"]
+        return bool(cluster.get("leader")) and [each["current"] for each in cluster.get("replicas", ())] == [True, True]
+
+    await until(replicated, "the stream has three replicas")
     await stage.refill(state)
 
 

@@ -162,11 +162,12 @@ class Stage:
             raise ServerRefusedError(json.loads(answer.data)["error"]["description"])
         return answer
 
-    async def fill(self, count: int = COUNT) -> None:
-        """Publish messages on five subjects; some have headers, some are empty."""
+    async def fill(self, count: int = COUNT, *, bare: bool = True) -> None:
+        """Publish messages on five subjects; some have headers, some are empty, and some are both empty and `bare`."""
         for number in range(count):
-            headers = {"Number": str(number), "Note": "ä b"} if number % 2 else None
-            await self.send(f"{{p}}.{number % 5}", b"" if number % 7 == 6 else b"payload %d" % number, headers)
+            empty = number % 7 == 6
+            headers = {"Number": str(number), "Note": "ä b"} if number % 2 or (empty and not bare) else None
+            await self.send(f"{{p}}.{number % 5}", b"" if empty else b"payload %d" % number, headers)
 
     async def look(self) -> None:
         """Add what the stream has now to `seen`, message by message, without a consumer."""

@@ -129,6 +129,7 @@ def test_a_status_needs_little_and_says_what_it_may_not_know(start: Start, tmp_p
 # ------------------------------------------------------------------ apply and check
 
 LONGER: dict[str, Any] = {"stream": {"max_age": "30d"}, "source": {"stream": STREAM, "consumer": CONSUMER}}
+PAUSED = {"source": {**LONGER["source"], "consumer_config": {"pause_until": "2100-01-01T00:00:00Z"}}}
 NEW: dict[str, Any] = {**LONGER, "stream": {"subjects": ["orders.>"]}}
 
 
@@ -150,17 +151,18 @@ def test_what_the_example_allows_is_enough_to_apply(start: Start) -> None:
     asyncio.run(remove_stream(server))
     assert applied(server, NEW) == ["create", "create"]
     assert applied(server, NEW) == ["none", "none"]
+    assert [applied(server, PAUSED) for _ in range(2)] == [["update"], ["none"]]
     assert "Violation" not in server.log
 
 
 @pytest.mark.parametrize("subject", [each for kind in (False, True) for each in listed("APPLIER", optional=kind)])
 def test_apply_without_a_permission_ends_at_once_and_names_it(start: Start, subject: str) -> None:
-    server = start(without(subject, of="APPLIER"), consumer=False)
-    creates = ".STREAM.CREATE." in subject
+    pauses, creates = ".PAUSE." in subject, ".STREAM.CREATE." in subject
+    server = start(without(subject, of="APPLIER"), consumer=pauses)
     if creates:
         asyncio.run(remove_stream(server))
     with pytest.raises(JetcaptureError, match=re.escape(f"this user may not publish to {subject}")):
-        applied(server, NEW if creates else LONGER)
+        applied(server, PAUSED if pauses else NEW if creates else LONGER)
 
 
 def checked(server: NatsServer, archive: Path) -> Findings:
