@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,7 +16,6 @@ from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.admin import ConsumerState
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, change_note
-from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -65,17 +63,7 @@ def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState,
         moves.append(move(data, found, consumer, idle))
         return moves[-1].data
 
-    change_any_note(store, path(found.stream), change)
+    change_note(store, path(found.stream), change)
     for name, fields in moves[-1].warnings:
         event(log, logging.WARNING, name, **fields)
     return moves[-1].there
-
-
-def change_any_note(store: NoteStore, where: str, change: Callable[[bytes | None], bytes | None]) -> None:
-    """Call `change_note`. Raises only StoreError, whatever a store of the user raises."""
-    try:
-        change_note(store, where, change)
-    except StoreError:
-        raise
-    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
-        raise StoreError(one_line(error)) from None

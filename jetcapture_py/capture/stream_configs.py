@@ -6,11 +6,10 @@ import logging
 from functools import partial
 
 from jetcapture_py.archive.stream_config import StreamConfig, is_time, path
-from jetcapture_py.capture.marks import change_any_note
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.errors import StoreError
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore
+from jetcapture_py.store import NoteStore, change_note
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -30,9 +29,7 @@ async def keep_stream_config(state: CaptureState) -> None:
     if data == state.stream_config:
         return
     try:
-        await state.in_thread(
-            state.store_threads, change_any_note, store, path(stream, created), partial(_changed, data)
-        )
+        await state.in_thread(state.store_threads, change_note, store, path(stream, created), partial(_changed, data))
         state.stream_config = data
     except StoreError as error:
         event(log, logging.WARNING, "stream_config.failed", error=error)
