@@ -78,16 +78,15 @@ class _Writer:
         """Rows of one container that can be read in bounded time."""
         return min(MAX_ROWS, _EMPTY_IN_ALL // max(self.costs.empty, 1), _NAMES_IN_ALL // max(self.costs.named, 1))
 
-    def values(self, rows: int, size: int) -> int:
-        """Return how many values `rows` datums of `size` bytes have at most."""
-        return rows * self.leaves + int(size * self.costs.dense)
+    def check(self, blocks: Sequence[tuple[int, bytes]], start: int = 0) -> int:
+        """Return how many values the datums in `blocks`, of a number of them and their bytes, have at most.
 
-    def check(self, blocks: Sequence[tuple[int, bytes]], start: int = 0) -> None:
-        """Raise ValueError if the datums in `blocks`, of a number of them and their bytes, have too many values."""
+        Raises ValueError if they are too many.
+        """
         rows, size = sum(count for count, _ in blocks), sum(len(data) for _, data in blocks)
         most = most_values(size)
-        if self.values(rows, size) <= most:
-            return
+        if (values := rows * self.leaves + int(size * self.costs.dense)) <= most:
+            return values
         if rows * self.costs.least > size:
             raise ValueError("not a datum of its schema: it is truncated")
         if rows * self.leaves > most:
@@ -95,6 +94,7 @@ class _Writer:
         counter = ValueCounter(self.schema, self.named, self.extra, most - rows * self.leaves)
         for count, data in blocks:
             counter.count(data, count, start)
+        return most - counter.left
 
     def read(self, stream: io.BytesIO, size: int) -> Any:
         """Read one datum of at most `size` bytes. Raises ValueError."""
@@ -248,14 +248,14 @@ class AvroDecoder:
             blocks.append((count, data))
         if (wrong := rows_error(announced)) is not None:
             raise ValueError(wrong)
-        writer.check(blocks)
+        values = writer.check(blocks)
         rows: list[Any] = []
         for count, data in blocks:
             stream = io.BytesIO(data)
             rows.extend(writer.read(stream, len(data)) for _ in range(count))
             if stream.tell() != len(data):
                 raise ValueError("a block has more data than rows")
-        return rows, size, writer.values(announced, size)
+        return rows, size, values
 
     def _of_container(self, schema: bytes) -> _Writer:
         """Return the writer's schema in the header of a container. Raises ValueError."""

@@ -21,13 +21,13 @@ _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 class ValueCounter:
     """Counts what datums of a parsed schema hold in arrays and maps, and in records that contain themselves.
 
-    `extra` is what each item takes besides its own values. Raises ValueError beyond `most`.
+    `extra` is what each item takes besides its own values. `left` is what remains of `most`. Raises ValueError beyond.
     """
 
     def __init__(self, schema: Any, named: Named, extra: int, most: int) -> None:
         self._visit = Visit(named, extra)
         self._visit.type(schema)
-        self._extra, self._left = extra, most
+        self._extra, self.left = extra, most
         self._skips: dict[str, Skip] = {}
         self._skip = self._of(schema)
 
@@ -42,8 +42,8 @@ class ValueCounter:
             raise ValueError("not a datum of its schema: it is truncated")
 
     def _spend(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0:
+        self.left -= values
+        if self.left < 0:
             raise ValueError(TOO_MANY)
 
     def _of(self, of: Any) -> Skip:
@@ -106,6 +106,8 @@ class ValueCounter:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
+    if (byte := data[at]) < 0x80:
+        return byte >> 1 ^ -(byte & 1), at + 1
     value = shift = 0
     while True:
         byte = data[at]
