@@ -242,7 +242,7 @@ class _Compaction:
         return self._ratio
 
     def _pieces(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Return rows as they are written: those of a bundle are sorted by key, and a piece is a row group."""
+        """Return rows as they are written: those of a bundle sorted by key and each once; a piece is a row group."""
         return ordered(table)[0] if self._block.bundle else iter((table,))
 
     def _rows(self, first: int, end: int) -> Rows:
@@ -278,8 +278,10 @@ class _Compaction:
             while (cut := self._cut(begin, position, end, writer.size)) > position:
                 weight = self._survey.weight(position, cut)
                 row_groups = max(1, round(weight / ROW_GROUP_BYTES))
-                # an object in a bundle is sorted by key as a whole
-                position = cut if self._block.bundle else min(cut, self._survey.ahead(position, weight / row_groups))
+                if self._block.bundle:  # an object is sorted by key as a whole
+                    rows, position = self._rows(begin, cut), cut
+                else:
+                    position = min(cut, self._survey.ahead(position, weight / row_groups))
                 table = rows.take(position)
                 if table.num_rows:
                     for piece in self._pieces(table):

@@ -18,6 +18,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.merge import Rows
 from spark_jobs.compaction.plan import moves, units
 from spark_jobs.compaction.unit import INDIVISIBLE, TAKEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
@@ -245,6 +246,32 @@ def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
         middle = keys[len(keys) // 2]
         assert sum(low <= middle <= high for low, high in filter(None, of_key)) <= file.num_row_groups / 8 + 1
     assert found == {seq: key for (seq, _), key in laid.items()}
+
+
+def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in range(64):
+        rows = {(seq, HOUR * 1_000_000 + seq): f"k{key:02}" for seq in range(key, 640, 64)}
+        for name in lay_out(tmp_path, rows, 0, bucket=HOUR):
+            path = tmp_path / name.path
+            table = pq.ParquetFile(path).read()
+            payloads = pa.array([random.Random(seq).randbytes(50_000) for seq, _ in rows], pa.binary())
+            table = table.set_column(table.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
+            pq.write_table(table, path)
+    held: list[int] = []
+    take = Rows.take
+
+    def watched(self: Rows, end: int) -> pa.Table:
+        before = pa.total_allocated_bytes()
+        table = take(self, end)
+        held.append(pa.total_allocated_bytes() - before)
+        return table
+
+    monkeypatch.setattr(Rows, "take", watched)
+    outcomes = compacted(Files(f"file://{tmp_path}", {}), 12 << 20, 1)
+    assert [outcome.left for outcome in outcomes] == [""]
+    assert sum(name.rows for name in stored(tmp_path)) == 640
+    assert len(stored(tmp_path)) == 3
+    assert max(held) < 1 << 20, "of 32 MB"
 
 
 def test_what_is_stored_is_checked_against_what_moved(tmp_path: Path) -> None:
