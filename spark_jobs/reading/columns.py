@@ -139,6 +139,8 @@ class Table:
         read = st.StructType()
         for folded, target in self._target.items():
             kind = reads.get(folded, st.NullType()) if folded in self._drifted else target
+            if bundles and folded == layout.BUNDLE:
+                continue  # a column of objects under keys that were stored before the name was the archive's
             if not isinstance(kind, st.NullType):
                 read.add(self._names[folded], _without_null(kind, st.IntegerType()))
         for name in (*((layout.BUNDLE,) if bundles else ()), *self.partitions):
@@ -152,7 +154,9 @@ class Table:
         chosen = []
         for folded, target in self._target.items():
             column = sf.col(quoted(self._names[folded]))
-            if folded in self._drifted:
+            if bundles and folded == layout.BUNDLE:
+                column = sf.lit(None).cast(target).alias(self._names[folded])
+            elif folded in self._drifted:
                 kind = reads.get(folded, st.NullType())
                 column = _converted(column, kind, target, self._fold).alias(self._names[folded])
             chosen.append(column)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
@@ -99,3 +101,16 @@ def test_plain_sql_finds_a_key_in_an_archive_with_bundles(spark: SparkSession, t
     archive_view(spark, str(tmp_path), "ORDERS", "bundled")
     found = spark.sql("SELECT count(*), count(DISTINCT key) FROM bundled WHERE key IN ('eu', '007')").collect()
     assert tuple(found[0]) == (10, 2)
+
+
+@pytest.mark.parametrize("engine", ["spark", "arrow"])
+def test_a_column_called_bundle_of_older_objects_under_keys_is_null_for_objects_in_bundles(
+    spark: SparkSession, tmp_path: Path, engine: Engine
+) -> None:
+    (name,) = lay_out(tmp_path, {(1, BUCKET * 1_000_000): "eu"}, 0)
+    table = pq.ParquetFile(tmp_path / name.path).read()
+    pq.write_table(table.append_column("Bundle", pa.array([7], pa.int64())), tmp_path / name.path)
+    lay_out(tmp_path, {(2, BUCKET * 1_000_000 + 900_000_000): "us"}, 16, bucket=BUCKET + 900)
+    frame = read_archive(spark, str(tmp_path), "ORDERS", engine=engine)
+    found = frame.select(layout.SEQ, "key", "Bundle").collect()
+    assert sorted(map(tuple, found)) == [(1, "eu", 7), (2, "us", None)]
