@@ -40,11 +40,15 @@ class StoreMessage:
 
 @dataclass(slots=True, kw_only=True)
 class ObjectPart:
-    """The row groups of an object with rows of one subject, and their sequences, ascending."""
+    """The row groups of an object with rows of one subject, and their sequences, ascending.
+
+    The rows are not `in_order` in a bundle if their keys differ.
+    """
 
     file: File
     groups: list[int] = field(default_factory=list)
     seqs: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    in_order: bool = True
 
 
 class StoreObjects:
@@ -90,7 +94,7 @@ class StoreObjects:
                     found = np.union1d(found, part.seqs)
         for cluster in _clusters(parts):
             last = -1
-            copies = (self._chunks(part, subject, before) for part in cluster)
+            copies = (self._in_order(part, subject, before) for part in cluster)
             for seq, payload in heapq.merge(*copies, key=itemgetter(0)):
                 if seq != last:
                     last = seq
@@ -106,7 +110,13 @@ class StoreObjects:
                     if len(seqs):
                         part.seqs = np.concatenate([part.seqs, seqs])
                         part.groups += [] if part.groups[-1:] == [group] else [group]
+        part.in_order = bool((np.diff(part.seqs) >= 0).all())
+        part.seqs.sort()
         return part
+
+    def _in_order(self, part: ObjectPart, subject: str, before: int) -> Iterable[tuple[int, bytes]]:
+        chunks = self._chunks(part, subject, before)
+        return chunks if part.in_order else sorted(chunks, key=itemgetter(0))
 
     def _chunks(self, part: ObjectPart, subject: str, before: int) -> Iterator[tuple[int, bytes]]:
         with self._opened(part.file) as parquet:

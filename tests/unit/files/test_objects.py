@@ -1,0 +1,26 @@
+"""Messages of one subject in the objects of an archive, whatever their order there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.files.objects import StoreObjects
+from jetcapture_py.store.reader import ObjectStorage
+from tests.support.archives import put
+from tests.unit.archive.test_writer import ENCODER, batch, plain
+
+
+def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(tmp_path: Path) -> None:
+    for first, last in ((1, 900), (600, 1500), (1501, 1600)):
+        identities = plain(last - first + 1, start=first)
+        rows = batch(identities, key=pa.array([f"k{seq * 7 % 5}" for seq, _ in identities]))
+        encoder = replace(ENCODER, bundles=1)
+        put(tmp_path, encoder.encode(BlockId(key=None, bundle="0", bucket=1_700_000_100), "age", [rows]))
+    objects = StoreObjects(ObjectStorage(str(tmp_path), {}), ENCODER.stream)
+    found = [int(payload.split(b"/")[0]) for payload in objects.payloads("s.0", 1550, 10_000)]
+    assert found == list(range(3, 1550, 3))
+    assert len(list(objects.payloads("s.1", 1550, 20))) >= 20
