@@ -205,10 +205,11 @@ class Encoder:
         envelope = (*layout.ENVELOPE, layout.TIME, REPLY)
         if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
             with suppress(Exception):
-                rows = [_salvaged(batch, batch.schema.names, reason) for batch in batches]
+                rows = [_salvaged(each, each.schema.names, reason) for each in batches]
                 return self.encode(target, "error", rows, sink=_cleared(sink))
-        rows = [_salvaged(batch, envelope, reason) for batch in batches]
-        return self.encode(target, "error", rows, sink=_cleared(sink))
+        return self.encode(
+            target, "error", [_salvaged(each, envelope, reason) for each in batches], sink=_cleared(sink)
+        )
 
 
 class ObjectWriter:
