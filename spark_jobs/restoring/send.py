@@ -55,7 +55,7 @@ async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[st
         try:
             with _terminated():
                 await restore.begin(order.config, state)
-                await restore.send(backup.framed(backup.head(order.first, order.last, order.consumers)))
+                await restore.create(backup.framed(backup.head(order.first, order.last, order.consumers)))
                 for future in made:
                     count, data = await _patiently(future, restore)
                     await restore.send(data)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from spark_jobs.restoring import makers, plan
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
 from tests.integration.spark.conftest import Archive
 from tests.support.nats_server import NatsServer, older_servers
-from tests.support.restores import api, opened, state_of
+from tests.support.restores import api, next_sequence, opened, state_of
 
 Start = Callable[..., NatsServer]
 CREATED = "2026-05-01T00:00:00.123456789Z"
@@ -67,6 +68,11 @@ async def streams(url: str) -> list[str]:
 async def create(url: str, config: dict[str, Any]) -> None:
     async with opened(url) as client:
         await api(client, f"STREAM.CREATE.{config['name']}", config)
+
+
+async def delete(url: str, stream: str) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.DELETE.{stream}")
 
 
 def test_an_archive_without_the_configuration_needs_a_file(
@@ -282,5 +288,46 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Sta
         patch.setattr(StreamRestore, "begin", overtaken)
         with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
-    assert asyncio.run(streams(server.url)) == ["ORDERS"]
-    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
+        assert asyncio.run(streams(server.url)) == ["ORDERS"]
+        assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
+        asyncio.run(delete(server.url, "ORDERS"))
+        next(kept.root.rglob("*.parquet")).unlink()
+        with pytest.raises(JetcaptureError, match="is gone"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_alone(
+    nats_server: Start, large: Archive
+) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    work = makers.Maker.futures
+
+    def futures(maker: makers.Maker, make: Any, specs: Any) -> Any:
+        for number, future in enumerate(work(maker, make, specs)):
+            if number == 10:
+                break
+            yield future
+        with ThreadPoolExecutor() as thread:  # an event loop runs in this one
+            thread.submit(asyncio.run, delete(server.url, "ORDERS")).result()
+            thread.submit(asyncio.run, create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})).result()
+        raise JetcaptureError("this range cannot be read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(makers.Maker, "futures", futures)
+        with pytest.raises(JetcaptureError, match="this range cannot be read"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(
+    nats_server: Start, large: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = permitted(nats_server, monkeypatch, without("$JS.API.STREAM.INFO.RESTORED", of="RESTORER"))
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="RESTORED"))
+    max(large.root.rglob("*.parquet")).unlink()
+    with pytest.raises(
+        JetcaptureError, match=r"the incomplete stream RESTORED could not be removed \(.*STREAM.INFO.RESTORED"
+    ):
+        restore(prepared, NatsConfig.model_validate(as_user(server, "restorer")))
