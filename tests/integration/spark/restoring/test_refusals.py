@@ -246,6 +246,25 @@ sys.exit(restore.main(sys.argv[1:]))
 """
 
 
+def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_server: Start, large: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    max(large.root.rglob("*.parquet")).unlink()
+    abort = StreamRestore.abort
+
+    async def terminated(started: StreamRestore) -> str | None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+        return await abort(started)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "abort", terminated)
+        with pytest.raises(JetcaptureError, match="is gone"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
     nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str], end: signal.Signals
