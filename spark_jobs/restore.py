@@ -119,7 +119,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
-    found = RestoreSurvey.of(parts)
+    found = RestoreSurvey.of(parts, max(wanted.first, plan.begins), 0)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
     return PreparedRestore(
@@ -224,6 +224,8 @@ def _job(chosen: RestoreCommand) -> None:
 def _lines(prepared: PreparedRestore) -> list[str]:
     plan, name = prepared.plan, prepared.wanted.name
     lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    if plan.continued:
+        lines.append(f"created {plan.created}; it continues the stream that was created {', '.join(plan.continued)}")
     if plan.others:
         lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
     if plan.read > 2 * plan.weight:
