@@ -119,7 +119,9 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
-    found = RestoreSurvey.of(parts, max(wanted.first, plan.begins), 0)
+    begins = wanted.first if wanted.first > 1 else plan.begins
+    ends = wanted.last if wanted.last is not None and wanted.until is None else 0
+    found = RestoreSurvey.of(parts, begins, ends)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
     return PreparedRestore(

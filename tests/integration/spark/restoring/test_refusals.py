@@ -112,6 +112,28 @@ def test_an_older_server_is_named(
     )
 
 
+def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    kept.write(list(range(20, 23)), metadata={"stream_created": CREATED})
+    options = ["--from-seq", "15", "--to-seq", "100"]
+    assert main([kept.url, "ORDERS", "--dry-run", *options]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("missing: ")] == [
+        "missing: 5 sequences at the beginning: 15 to 19; the stream begins later",
+        "missing: 78 sequences at the end: 23 to 100; the next message gets sequence 23",
+    ]
+    assert error(capfd, kept, server.url, *options).startswith(
+        "the archive of stream ORDERS lacks 5 sequences at the beginning: 15 to 19; 78 sequences at the end: 23 to 100."
+    )
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--allow-holes", *options]) == 0
+    state = asyncio.run(state_of(server.url, "ORDERS"))
+    assert (state["first_seq"], state["last_seq"]) == (20, 22)
+    until = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS", first=20, last=100, until=1 << 62))
+    assert until.hole is None, "a time was the bound"
+
+
 LIMITS = {
     "max_age": (3_600_000_000_000, r"it keeps messages for 1h \(max_age\), but the oldest is of 2026-05-01T12"),
     "max_msgs": (9, r"it keeps 9 messages \(max_msgs\), not 10"),
