@@ -124,6 +124,12 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     found = RestoreSurvey.of(parts, begins, ends)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
+    for name, floor in wanted.consumers.items():
+        if floor > found.last:
+            raise JetcaptureError(
+                f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
+                "messages that are published later"
+            )
     return PreparedRestore(
         wanted=wanted,
         maker=maker,

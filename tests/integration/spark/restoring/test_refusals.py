@@ -134,6 +134,17 @@ def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
     assert until.hole is None, "a time was the bound"
 
 
+def test_a_consumer_that_would_skip_later_messages_is_refused(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    assert error(capfd, kept, server.url, "--to-seq", "8", "--consumer", "good=8", "--consumer", "late=9") == (
+        "--consumer late=9: the last restored sequence is 8, and the consumer would skip messages that are published "
+        "later"
+    )
+    assert asyncio.run(streams(server.url)) == []
+
+
 LIMITS = {
     "max_age": (3_600_000_000_000, r"it keeps messages for 1h \(max_age\), but the oldest is of 2026-05-01T12"),
     "max_msgs": (9, r"it keeps 9 messages \(max_msgs\), not 10"),
