@@ -119,9 +119,17 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
-    found = RestoreSurvey.of(parts)
+    begins = wanted.first if wanted.first > 1 else plan.begins
+    ends = wanted.last if wanted.last is not None and wanted.until is None else 0
+    found = RestoreSurvey.of(parts, begins, ends)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
+    for name, floor in wanted.consumers.items():
+        if floor > found.last:
+            raise JetcaptureError(
+                f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
+                "messages that are published later"
+            )
     return PreparedRestore(
         wanted=wanted,
         maker=maker,
@@ -224,6 +232,8 @@ def _job(chosen: RestoreCommand) -> None:
 def _lines(prepared: PreparedRestore) -> list[str]:
     plan, name = prepared.plan, prepared.wanted.name
     lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    if plan.continued:
+        lines.append(f"created {plan.created}; it continues the stream that was created {', '.join(plan.continued)}")
     if plan.others:
         lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
     if plan.read > 2 * plan.weight:
