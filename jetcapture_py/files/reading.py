@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,20 +77,30 @@ def save_file(
             return archive.copy(store, name, _moment(as_of), target)
         except OSError as error:
             raise JetcaptureError(f"cannot write: {os.strerror(error.errno or 0)}") from error
-    partial = target.with_name(f".{target.name}.partial")
-
-    def save() -> ArchivedFile:
-        with partial.open("wb") as file:
-            return archive.copy(store, name, _moment(as_of), file)
-
     try:
-        found = _retried(save)
-        partial.replace(target)
+        return _replaced(target, lambda file: archive.copy(store, name, _moment(as_of), file))
     except OSError as error:
         raise JetcaptureError(f"cannot write {target}: {os.strerror(error.errno or 0)}") from error
-    finally:
+
+
+def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
+    """Replace the file `target` with what `write` writes, unless it fails. `write` may be called several times."""
+    partial = target.parent / f".{secrets.token_hex(16)}.partial"
+    file = partial.open("xb")  # never a file or link that is there
+
+    def again() -> T:
+        file.seek(0)
+        file.truncate()
+        return write(file)
+
+    try:
+        with file:
+            found = _retried(again)
+        partial.replace(target)
+    except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial.unlink()
+        raise
     return found
 
 
