@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.files import reading, save_file
-from tests.support.object_stores import store_file
+from jetcapture_py.files import list_files, reading, save_file
+from tests.support.object_stores import record_config, store_file
 
 NAME, DATA = "old.txt", b"contents"
 
@@ -74,3 +74,18 @@ class TestTemporaryFiles:
         with pytest.raises(JetcaptureError, match="do not have the SHA-256 of the metadata"):
             save_file(str(root), "files", "damaged", directory / "damaged")
         assert not list(directory.iterdir())
+
+
+class TestRecordedConfigurations:
+    @pytest.mark.parametrize("name", [".20260501T110000Z.json.0123.tmp", ".hidden.json", "notes.txt"])
+    def test_other_files_beside_them_do_not_matter(self, root: Path, name: str) -> None:
+        path = record_config(root, "2026-05-01T11:00:00.123456789Z")
+        (path.parent / name).write_bytes(b"")
+        assert [each.name for each in list_files(str(root), "files")] == [NAME]
+
+    @pytest.mark.parametrize("data", [b"", b'{"stream": "OBJ_files", "stream_created": "soon", "config": {}}'])
+    def test_a_damaged_one_is_named(self, root: Path, data: bytes) -> None:
+        record_config(root, "2026-05-01T11:00:00Z").write_bytes(data)
+        with pytest.raises(JetcaptureError, match=r"^_streams/OBJ_files/20260501T110000Z\.json: .") as caught:
+            list_files(str(root), "files")
+        assert "\n" not in str(caught.value)
