@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -85,6 +86,8 @@ def save_file(
 
 def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
     """Replace the file `target` with what `write` writes, unless it fails. `write` may be called several times."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "")
     partial = target.parent / f".{secrets.token_hex(16)}.partial"
     file = partial.open("xb")  # never a file or link that is there
 
