@@ -46,10 +46,10 @@ def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime |
         target = Path(PurePosixPath(name).name)
         if not _is_free(target):
             raise ConfigError(f"--output: required: {escaped(target.name)} exists, or cannot be a file's name")
-    to = sys.stdout.buffer if target == STDOUT else target
+    to = sys.stdout.buffer if output == STDOUT else target
     found = save_file(config.store.url, store, name, to, as_of=as_of, options=config.store.options)
     sys.stdout.flush()
-    if target != STDOUT:
+    if output != STDOUT:
         sys.stdout.write(f"{escaped(str(target))}: {plural(found.size, 'byte', grouped=True)}\n")
     return 0
 

@@ -58,3 +58,13 @@ def test_a_broken_link_is_not_overwritten_without_an_output(config: Config) -> N
     with pytest.raises(ConfigError, match=r"^--output: required: old\.txt exists"):
         run_get(config, "old.txt", None, as_of=None)
     assert Path("old.txt").is_symlink()
+
+
+def test_only_an_output_of_a_dash_is_standard_output(
+    config: Config, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run_get(config, "dir/-", None, as_of=None)
+    assert Path("-").read_bytes() == b"contents"
+    assert capsysbinary.readouterr().out == b"-: 8 bytes\n"
+    run_get(config, "old.txt", Path("-"), as_of=None)
+    assert capsysbinary.readouterr().out == b"contents"
