@@ -200,5 +200,5 @@ def _copy(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) -> None:
         there = f"{chunks} of {plural(file.chunks, 'chunk')} and {size} of {plural(file.size, 'byte')}"
         reason = "the store removed chunks before they were captured"
         raise JetcaptureError(f"{quoted(file.name)} is incomplete: the archive has {there}; {reason}")
-    if expected is not None and state.digest() != expected:
+    if state.digest() != expected:
         raise JetcaptureError(f"{quoted(file.name)}: the contents do not have the SHA-256 of the metadata")

@@ -89,3 +89,13 @@ class TestRecordedConfigurations:
         with pytest.raises(JetcaptureError, match=r"^_streams/OBJ_files/20260501T110000Z\.json: .") as caught:
             list_files(str(root), "files")
         assert "\n" not in str(caught.value)
+
+
+class TestDigests:
+    @pytest.mark.parametrize("digest", ["", None])
+    def test_contents_that_cannot_be_checked_are_refused(self, root: Path, directory: Path, digest: str | None) -> None:
+        store_file(root, "unchecked", DATA, seq=3, digest=digest)
+        assert "unchecked" in [each.name for each in list_files(str(root), "files")]
+        with pytest.raises(JetcaptureError, match=r'^"unchecked": its metadata has no digest$'):
+            save_file(str(root), "files", "unchecked", directory / "unchecked")
+        assert not list(directory.iterdir())
