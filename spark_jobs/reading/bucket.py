@@ -84,10 +84,10 @@ def incarnations(
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
     found = []
     for path in place.files(stream_config.directory(stream)):
-        if not path.endswith(".json"):
+        if not stream_config.is_path(path):
             continue
         with place.reading(path):
-            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream)
+            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream, path)
         limits = _limits(known.config, age, per_key)
         found.append(BucketIncarnation(created=microseconds_of(parse_time(known.created)), limits=limits))
     found.sort(key=lambda each: each.created)
