@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 
 LEAST_ROWS, MOST_ROWS = 1 << 14, 1 << 16
-"""Rows of a row group, if the object has as many: small enough to skip most of an object for one key."""
-MOST_BYTES = 32 << 20
-"""Bytes in memory after which a row group ends, if it has `LEAST_ROWS`."""
+"""Rows of a row group, if the object has as many and they are not too large: small enough to skip most of an object for
+one key."""
 _GROUPS = 16
 """Row groups that an object is divided into, if they have `LEAST_ROWS`."""
 
@@ -55,10 +54,9 @@ def key_order(keys: pa.ChunkedArray, order: Any) -> Any:
     return order[np.argsort(codes[order], kind="stable")]
 
 
-def row_group_rows(rows: int, nbytes: int) -> int:
-    """Return the rows of each row group of an object with `rows` rows, which take `nbytes` in memory."""
-    wanted = min(rows // _GROUPS, rows * MOST_BYTES // max(nbytes, 1))
-    wanted = min(max(wanted, LEAST_ROWS), MOST_ROWS)
+def row_group_rows(rows: int) -> int:
+    """Return the most rows of each row group of an object with `rows` rows; the bytes of large ones end it earlier."""
+    wanted = min(max(rows // _GROUPS, LEAST_ROWS), MOST_ROWS)
     groups = max(1, rows // wanted, -(-rows // MOST_ROWS))
     return -(-rows // groups)
 

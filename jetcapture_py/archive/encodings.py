@@ -76,14 +76,14 @@ def _encoding(field: pa.Field, column: pa.ChunkedArray) -> str:
     if field.name in _KNOWN:
         return _KNOWN[field.name]
     number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
-    if not (number or _is_text(field.type) or pa.types.is_floating(field.type)):
+    if not (number or is_text(field.type) or pa.types.is_floating(field.type)):
         return _DICTIONARY
     sample = column.slice(0, max(_SAMPLE, len(column) // _SHARE))
     if pc.count_distinct(sample, mode="all").as_py() * 4 <= len(sample) * 3:
         return _DICTIONARY
     if number:
         return _DELTA if _is_narrow(sample) else _PLAIN
-    return _DENSE if _is_text(field.type) and _shrinks(column) else _PLAIN
+    return _DENSE if is_text(field.type) and _shrinks(column) else _PLAIN
 
 
 def _shrinks(texts: pa.ChunkedArray) -> bool:
@@ -102,7 +102,8 @@ def _is_narrow(numbers: pa.ChunkedArray) -> bool:
     return bool(np.ptp(np.diff(values)) < _NARROW)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts or bytes."""
     types = pa.types
     return any(of(kind) for of in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 

@@ -12,11 +12,10 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import key_order, row_group_rows, with_keys
+from jetcapture_py.archive.encodings import is_text
 
 PIECE_BYTES = 28 << 20
 """Bytes to copy at once: those of a row group, without the column of the stream's name."""
-_FEW = 4096
-"""Rows of which the size does not matter."""
 _PIECE = 64
 """Mean rows per slice of a batch from which writing slices is cheaper than copying them together."""
 
@@ -30,12 +29,14 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table
     order, messages = _order(table)
     if with_keys(table.schema):
         by_key = key_order(table.column(layout.KEY), order)
-        count = len(by_key)
-        nbytes = 0 if count <= _FEW else table.nbytes  # which takes long for many slices
-        rows = row_group_rows(count, nbytes) or 1
+        texts = _text_bytes(table)
+        nbytes = max(table.get_total_buffer_size(), int(texts.sum()))  # shared buffers count once, and whole
+        if nbytes > size:
+            nbytes = table.nbytes  # which takes long for many slices
+        ends = _group_ends(_upto(texts, by_key, nbytes), nbytes, size)
         if nbytes <= 2 * size:
             table = table.combine_chunks()  # one copy more, but rows of many batches take several
-        return _pieces(table, by_key, [*range(rows, count, rows), count]), table.num_rows - count
+        return _pieces(table, by_key, ends), table.num_rows - len(by_key)
     ends = _ends(table, order, messages, size)
     return _pieces(table, order, ends), table.num_rows - ends[-1]
 
@@ -64,7 +65,7 @@ def _order(table: pa.Table) -> tuple[Any, Any]:
 
 
 def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
-    """Return the ends of the pieces, by the payloads' sizes and an equal share of the rest for every row.
+    """Return the ends of the pieces, which take about as many bytes each.
 
     All rows of a message are in one piece.
     """
@@ -72,16 +73,41 @@ def _ends(table: pa.Table, order: Any, begins: Any, size: int) -> list[int]:
     count = -(-total // size)
     if count <= 1:
         return [rows]
-    sizes = np.full(table.num_rows, total / table.num_rows)
-    if layout.PAYLOAD in table.schema.names:
-        sizes = pc.fill_null(pc.binary_length(table.column(layout.PAYLOAD)), 0).to_numpy().astype(np.float64)
-        sizes += max(total - sizes.sum(), 0.0) / table.num_rows
-    upto = np.cumsum(sizes if order is None else sizes[order])
+    upto = _upto(_text_bytes(table), order, total)
     ends = np.searchsorted(upto, upto[-1] * np.arange(1, count) / count)
     if begins is not None:
         starts = np.append(np.flatnonzero(begins), rows)
         ends = starts[np.searchsorted(starts, ends)]
     return [*(int(end) for end in np.unique(ends) if 0 < end < rows), rows]
+
+
+def _group_ends(upto: Any, nbytes: int, size: int) -> list[int]:
+    """Return the ends of the row groups of rows that take `upto` bytes up to each; a row group takes at most `size`."""
+    count = len(upto)
+    rows = row_group_rows(count) or 1
+    if nbytes <= size:
+        return [*range(rows, count, rows), count]
+    ends = [0]
+    while ends[-1] < count:
+        start = ends[-1]
+        fitting = int(np.searchsorted(upto, (upto[start - 1] if start else 0.0) + size, side="right"))
+        ends.append(min(start + rows, max(fitting, start + 1), count))
+    return ends[1:]
+
+
+def _upto(texts: Any, order: Any, nbytes: int) -> Any:
+    """Return the bytes of the rows up to each one in order: of their texts, and an equal share of the rest."""
+    sizes = texts + max(nbytes - texts.sum(), 0.0) / max(len(texts), 1)
+    return np.cumsum(sizes if order is None else sizes[order])
+
+
+def _text_bytes(table: pa.Table) -> Any:
+    """Return the bytes of each row's texts and payloads."""
+    sizes = np.zeros(table.num_rows)
+    for column in table.columns:
+        if is_text(column.type):
+            sizes += pc.fill_null(pc.binary_length(column), 0).to_numpy()
+    return sizes
 
 
 def _pieces(table: pa.Table, order: Any, ends: Sequence[int]) -> Iterator[pa.Table]:

@@ -88,6 +88,10 @@ class FileSink(Protocol):
         """Return everything written."""
         ...
 
+    def clear(self) -> None:
+        """Discard what was written. Raises OSError."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
@@ -188,10 +192,12 @@ class Encoder:
             if sink is not None and sink.failed:
                 raise  # the file's fault, not that of the rows
             event(log, logging.ERROR, "block.quarantined", key=block.key, bucket=block.bucket, error=error)
-            return self.salvage(block, batches, error)
+            return self.salvage(block, batches, error, sink)
 
-    def salvage(self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException) -> EncodedBlock:
-        """Make a quarantine object of the block's messages.
+    def salvage(
+        self, block: BlockId, batches: Sequence[pa.RecordBatch], error: BaseException, sink: FileSink | None = None
+    ) -> EncodedBlock:
+        """Make a quarantine object of the block's messages, in `sink` if it is still open.
 
         It has their payloads or, where these are not kept, the decoded columns, unless Parquet cannot hold them either.
         """
@@ -199,8 +205,10 @@ class Encoder:
         envelope = (*layout.ENVELOPE, layout.TIME, REPLY)
         if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
             with suppress(Exception):
-                return self.encode(target, "error", [_salvaged(batch, batch.schema.names, reason) for batch in batches])
-        return self.encode(target, "error", [_salvaged(batch, envelope, reason) for batch in batches])
+                rows = [_salvaged(batch, batch.schema.names, reason) for batch in batches]
+                return self.encode(target, "error", rows, sink=_cleared(sink))
+        rows = [_salvaged(batch, envelope, reason) for batch in batches]
+        return self.encode(target, "error", rows, sink=_cleared(sink))
 
 
 class ObjectWriter:
@@ -350,6 +358,14 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 @lru_cache(maxsize=256)
 def _schema_id(schema: pa.Schema) -> str:
     return layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+
+
+def _cleared(sink: FileSink | None) -> FileSink | None:
+    """Return the sink without what a failed attempt wrote; None if it is closed."""
+    if sink is None or sink.closed:
+        return None
+    sink.clear()
+    return sink
 
 
 def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.RecordBatch:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from jetcapture_py.archive.bundles import LEAST_ROWS
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.sparse import Known
@@ -89,12 +88,6 @@ class Encoding:
             self._state.spooling.failed(error)
 
     def _memory(self, block: Block) -> int:
-        """Bytes that a block takes as one table; of what lies in files, most writers copy a piece at a time.
-
-        A piece of a bundle is a row group, which has a minimum number of rows.
-        """
+        """Bytes that a block takes as one table; of what lies in files, most writers copy a piece at a time."""
         away = 0 if self.encoder.whole_blocks and not block.id.quarantine else block.away
-        piece = PIECE_BYTES
-        if block.id.bundle:
-            piece = max(piece, block.table_bytes * LEAST_ROWS // block.rows)
-        return block.table_bytes - away + min(away, piece) // ENCODING_COPIES
+        return block.table_bytes - away + min(away, PIECE_BYTES) // ENCODING_COPIES

@@ -16,7 +16,6 @@ from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.admin import ConsumerState
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, change_note
-from jetcapture_py.text import one_line
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -57,22 +56,14 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
 
 
 def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Write what is found, with what is there already, when that says something new; what is there then.
-
-    Raises StoreError, whatever a store of the user raises.
-    """
+    """Write what is found, with what is there already, when that says something new; what is there then."""
     moves: list[Move] = []
 
     def change(data: bytes | None) -> bytes | None:
         moves.append(move(data, found, consumer, idle))
         return moves[-1].data
 
-    try:
-        change_note(store, path(found.stream), change)
-    except StoreError:
-        raise
-    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
-        raise StoreError(one_line(error)) from None
+    change_note(store, path(found.stream), change)
     for name, fields in moves[-1].warnings:
         event(log, logging.WARNING, name, **fields)
     return moves[-1].there

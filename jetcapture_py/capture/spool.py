@@ -239,6 +239,17 @@ class SpoolSink:
         self._size = 0
         return pa.py_buffer(mapped)
 
+    def clear(self) -> None:
+        """Discard what was written."""
+        try:
+            self._file.seek(0)
+            self._file.truncate()
+        except OSError:
+            self.failed = True
+            raise
+        self._spool.freed(self._size)
+        self._size = 0
+
     def close(self) -> None:
         """Discard an unfinished object."""
         self._file.close()

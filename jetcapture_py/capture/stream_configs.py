@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from jetcapture_py.archive.stream_config import StreamConfig, is_time, path
 from jetcapture_py.capture.state import CaptureState
@@ -28,11 +29,11 @@ async def keep_stream_config(state: CaptureState) -> None:
     if data == state.stream_config:
         return
     try:
-        await state.in_thread(state.store_threads, _write, store, path(stream, created), data)
+        await state.in_thread(state.store_threads, change_note, store, path(stream, created), partial(_changed, data))
         state.stream_config = data
     except StoreError as error:
         event(log, logging.WARNING, "stream_config.failed", error=error)
 
 
-def _write(store: NoteStore, where: str, data: bytes) -> None:
-    change_note(store, where, lambda there: None if there == data else data)
+def _changed(data: bytes, there: bytes | None) -> bytes | None:
+    return None if there == data else data

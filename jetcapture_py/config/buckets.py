@@ -12,6 +12,12 @@ DEFAULT_KEYS = {"bucket": "", "object_store": "{subject[2]}"}
 """One destination for a bucket; for an object store one for metadata (M) and one for contents (C)."""
 COLUMNS = ("key_name", "operation", "revision")
 """Columns of a bucket's entries, beside those of the decoded values."""
+PUT = "put"
+"""The operation of an entry without a header that names another one."""
+OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
+"""Operations by the header KV-Operation."""
+REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
+"""Operations by the header Nats-Marker-Reason, which the server writes (ADR-43, ADR-48)."""
 
 
 def bucket_of(stream: str) -> tuple[str, str] | None:

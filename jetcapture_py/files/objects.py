@@ -134,9 +134,9 @@ class StoreObjects:
     def _created(self) -> Iterator[int]:
         """Yield when each incarnation of the stream was created, in microseconds since 1970."""
         for path in self._storage.notes(stream_config.directory(self._stream)):
-            data = self._storage.note(path)
+            data = self._storage.note(path) if stream_config.is_path(path) else None
             if data is not None:
-                yield microseconds_of(parse_time(stream_config.decode(data, self._stream).created))
+                yield microseconds_of(parse_time(stream_config.decode(data, self._stream, path).created))
 
     def _around(self, file: File, start: int) -> tuple[int, int]:
         """Return the last sequence before a time, and the first one from then on, of an object."""

@@ -96,11 +96,19 @@ class SharedNoteStore(NoteStore, Protocol):
 
 
 def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
-    """Change a note as in `SharedNoteStore`; in other stores, concurrent changes may be lost."""
-    if isinstance(store, SharedNoteStore):
-        store.change_note(path, change)
-    elif (data := change(store.read_note(path))) is not None:
-        store.write_note(path, data)
+    """Change a note as in `SharedNoteStore`; in other stores, concurrent changes may be lost.
+
+    Raises JetcaptureError, whatever a store of the user raises.
+    """
+    try:
+        if isinstance(store, SharedNoteStore):
+            store.change_note(path, change)
+        elif (data := change(store.read_note(path))) is not None:
+            store.write_note(path, data)
+    except JetcaptureError:
+        raise
+    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
+        raise StoreError(one_line(error)) from error
 
 
 def configured_store(config: StoreConfig) -> Store:

@@ -13,17 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
-from jetcapture_py.config.buckets import COLUMNS
+from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS
 from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.keys import header_values
 
 _KEY = r"^\$KV\.[^.]+\."
-_OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
-"""Values of the header KV-Operation."""
-_REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
-"""Values of the header Nats-Marker-Reason, which the server writes (ADR-43, ADR-48)."""
-PUT = "put"
 
 
 class BucketDecoder:
@@ -71,7 +66,7 @@ def operations_of(batch: MessageBatch) -> pa.StringArray:
         return pa.array([PUT] * len(headers), pa.string())
     told, reason = (header_values(headers, name) for name in ("KV-Operation", "Nats-Marker-Reason"))
     unmarked = pc.equal(pc.coalesce(told, ""), "")
-    found = pc.if_else(unmarked, _looked_up(reason, _REASONS), _looked_up(told, _OPERATIONS))
+    found = pc.if_else(unmarked, _looked_up(reason, REASONS), _looked_up(told, OPERATIONS))
     return pc.coalesce(found, PUT)
 
 

@@ -151,9 +151,9 @@ def _merged(
         if len(unit.sources) == 1 and not moving:
             continue
         block = BlockId(key=None if bundle else name.key, bucket=name.bucket, quarantine=name.quarantine, bundle=bundle)
-        ordered = [footers[each.name.path] for each in unit.sources]
         columns = with_key_column(schema) if bundle else schema
-        yield _Compaction(files, spec, unit, ordered, columns, existing, block, bundles).run()
+        own = [footers[each.name.path] for each in unit.sources]
+        yield _Compaction(files, spec, unit, own, columns, existing, block, bundles).run()
 
 
 def _interval(footers: Sequence[Footer]) -> int:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.window import WindowSpec
 
 from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.config.buckets import COLUMNS, is_name
+from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS, is_name
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time
 from jetcapture_py.config.units import quoted as shown
 from jetcapture_py.errors import JetcaptureError
@@ -32,8 +32,6 @@ EXPIRES = "_nats_expires"
 """When an entry's lifetime ends; null for never."""
 KEY, OPERATION, REVISION = COLUMNS
 _QUARANTINED, _RANK = "_nats_quarantined", "_nats_rank"
-_OPERATIONS = {"DEL": "delete", "PURGE": "purge"}
-_REASONS = {"MaxAge": "expire", "Purge": "purge", "Remove": "delete"}
 _UNLIMITED = 1 << 30
 _LONGEST = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
@@ -86,10 +84,10 @@ def incarnations(
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
     found = []
     for path in place.files(stream_config.directory(stream)):
-        if not path.endswith(".json"):
+        if not stream_config.is_path(path):
             continue
         with place.reading(path):
-            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream)
+            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream, path)
         limits = _limits(known.config, age, per_key)
         found.append(BucketIncarnation(created=microseconds_of(parse_time(known.created)), limits=limits))
     found.sort(key=lambda each: each.created)
@@ -169,7 +167,7 @@ def described(frame: DataFrame, limits: BucketLimits) -> DataFrame:
     key = sf.regexp_extract(layout.SUBJECT, r"^\$KV\.[^.]+\.(.+)$", 1)
     told, reason, ttl = map(_header, ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL"))
     unmarked = sf.coalesce(told, sf.lit("")) == ""
-    operation = sf.when(unmarked, _meaning(reason, _REASONS)).otherwise(_meaning(told, _OPERATIONS))
+    operation = sf.when(unmarked, _meaning(reason, REASONS)).otherwise(_meaning(told, OPERATIONS))
     time = sf.unix_micros(layout.TIMESTAMP)
     ends = time + _seconds(ttl) * 1_000_000
     if limits.max_age:
@@ -177,7 +175,7 @@ def described(frame: DataFrame, limits: BucketLimits) -> DataFrame:
         ends = sf.least(ends, sf.when(ages, time + limits.max_age))
     return frame.select(
         key.alias(KEY),
-        sf.coalesce(operation, sf.lit("put")).alias(OPERATION),
+        sf.coalesce(operation, sf.lit(PUT)).alias(OPERATION),
         sf.col(layout.SEQ).alias(REVISION),
         sf.timestamp_micros(ends).alias(EXPIRES),
         *(sf.col(quoted(name)) for name in frame.columns),
@@ -223,7 +221,7 @@ def at(found: DataFrame, limits: BucketLimits, moment: int) -> DataFrame:
     valid = latest.where(~over)
     if limits.per_key > 1:
         valid = valid.unionByName(_uncovered(found, latest.where(over), limits.per_key, moment))
-    return valid.where(sf.col(OPERATION) == "put").drop(_QUARANTINED)
+    return valid.where(sf.col(OPERATION) == PUT).drop(_QUARANTINED)
 
 
 def _uncovered(found: DataFrame, expired: DataFrame, per_key: int, moment: int) -> DataFrame:

@@ -67,4 +67,4 @@ def _keys(keys: object) -> list[str | None] | None:
         if key is not None and not isinstance(key, str):
             shown = repr(key) if isinstance(key, bytes) else quoted(key)
             raise JetcaptureError(f"keys: expected text, or None for messages without a key, got {shown}")
-    return found
+    return [key or None for key in found]

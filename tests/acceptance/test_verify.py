@@ -168,7 +168,7 @@ def renamed(path: Path, chance: random.Random) -> None:
     bucket, first, last, count, digest = path.name.split("-")
     other_key = path.parents[2].with_name(f"key=other{chance.randrange(1000)}")
     choices = [
-        path.with_name("x.parquet"),
+        path.with_name(f"x{chance.randrange(1 << 60)}.parquet"),
         path.with_suffix(".bak"),
         path.with_name("-".join((bucket, f"{int(first) + 1:020}", last, count, digest))),
         path.with_name("-".join((bucket, first, f"{int(last) + 7:020}", count, digest))),

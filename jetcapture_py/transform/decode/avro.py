@@ -9,21 +9,26 @@ from __future__ import annotations
 import io
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jetcapture_py.archive import layout
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import avro_container
+from jetcapture_py.transform.decode.avro_costs import Costs, check_size, survey
+from jetcapture_py.transform.decode.avro_count import ValueCounter
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.avro_schema import Costs, check_size, shape_of, survey, without_logical
+from jetcapture_py.transform.decode.avro_schema import shape_of, strict_enums, without_logical
 from jetcapture_py.transform.decode.common import REFUSALS, DeclaredColumn, assemble, decode_each, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
-from jetcapture_py.transform.decode.unpack import MAX_ROWS, of_messages, rows_error
+from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
+from jetcapture_py.transform.decode.weights import MAX_VALUES, TOO_MANY, check_values, most_values, width
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.decode import FormatConfig
@@ -45,22 +50,51 @@ _EMPTY_IN_ALL = 1_000_000
 """Values without bytes in the rows of one container."""
 _NAMES_IN_ALL = 50_000_000
 """Named types times rows of one container: the library goes through the types for each row."""
+_LONGEST_SCHEMA = 1 << 20
+"""Maximum bytes of a schema in a container."""
 _KEPT_SCHEMAS = 256
-"""Maximum parsed schemas of containers in the cache."""
+"""Maximum schemas of containers in the cache, including those that cannot be used."""
+_KEPT_BYTES = 8 << 20
+"""Maximum bytes of all schemas in the cache; parsed, they take about six times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """A writer's schema; `reader` is the schema to resolve it to, None if they are the same."""
+    """A writer's schema; `reader` is the schema to resolve it to, None if they are the same.
+
+    `extra` is what an item of an array or map takes in the reader's schema, `leaves` what a datum has
+    in either, or in columns.
+    """
 
     schema: Any
     reader: Any
     costs: Costs
+    named: Mapping[str, Any]
+    extra: int
+    leaves: int
 
     @property
     def most_rows(self) -> int:
         """Rows of one container that can be read in bounded time."""
         return min(MAX_ROWS, _EMPTY_IN_ALL // max(self.costs.empty, 1), _NAMES_IN_ALL // max(self.costs.named, 1))
+
+    def check(self, blocks: Sequence[tuple[int, bytes]], start: int = 0) -> int:
+        """Return how many values the datums in `blocks`, of a number of them and their bytes, have at most.
+
+        Raises ValueError if they are too many.
+        """
+        rows, size = sum(count for count, _ in blocks), sum(len(data) for _, data in blocks)
+        most = most_values(size)
+        if (values := rows * self.leaves + int(size * self.costs.dense)) <= most:
+            return values
+        if rows * self.costs.least > size:
+            raise ValueError("not a datum of its schema: it is truncated")
+        if rows * self.leaves > most:
+            raise ValueError(TOO_MANY)
+        counter = ValueCounter(self.schema, self.named, self.extra, most - rows * self.leaves)
+        for count, data in blocks:
+            counter.count(data, count, start)
+        return most - counter.left
 
     def read(self, stream: io.BytesIO, size: int) -> Any:
         """Read one datum of at most `size` bytes. Raises ValueError."""
@@ -76,6 +110,8 @@ class _Writer:
             value = read(stream, self.schema, self.reader)
             stream.seek(end)
             return value
+        except (EOFError, IndexError):
+            raise ValueError("not a datum of its schema: truncated, or an index out of range") from None
         except Exception as error:  # of many types, for damaged data
             raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
 
@@ -101,11 +137,13 @@ class AvroDecoder:
         if shape.fields is None:
             raise ValueError("the schema is not a record with fields")
         self._columns = columns_of(shape, columns)
+        self._width = sum(width(column.type) for column in self._columns)
         self._reader = _parsed(without_logical(schema), {})
+        self._densest = 1.0
         self._own = self._writer(schema)
         self._by_fingerprint = {_fingerprint(schema): self._own}
         self._by_id: dict[int, _Writer] = {}
-        self._of_containers: OrderedDict[bytes, _Writer] = OrderedDict()
+        self._of_containers: OrderedDict[bytes, _Writer | str] = OrderedDict()
         self._registry, self._container, self._max_inflated = registry, container, max_inflated
 
     def decode(self, batch: MessageBatch) -> Decoded:
@@ -113,24 +151,37 @@ class AvroDecoder:
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         if self._container:
             return self._containers(payloads, failures)
+        if len(payloads) > 1:
+            size = batch.column(layout.PAYLOAD).nbytes
+            check_values(len(payloads) * self._own.leaves + int(size * self._densest), size)
         datums = decode_each(self._datum, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [datums[index] for index in messages] if failures else datums
         return assemble([column.values(rows) for column in self._columns], messages, failures)
 
     def _containers(self, payloads: list[bytes], failures: dict[int, Failure]) -> Decoded:
-        rows: list[Any] = []
-        counts = []
-        for found in decode_each(self._rows, payloads, failures):
-            counts.append(len(found or ()))
-            rows.extend(found or ())
-            if len(rows) > MAX_ROWS and len(payloads) > 1:
-                raise BatchTooWideError
-        decoded = assemble([column.values(rows) for column in self._columns], range(len(rows)), {})
-        return of_messages(decoded, np.repeat(np.arange(len(payloads), dtype=np.int32), counts), failures)
+        read = inflated = values = 0
+
+        def rows_of(payload: bytes) -> list[Any]:
+            nonlocal read, inflated, values
+            found, size, most = self._rows(payload)
+            read, inflated, values = read + len(found), inflated + size, values + most
+            if len(payloads) > 1:
+                if read > MAX_ROWS or inflated > BYTES_AT_ONCE:
+                    raise BatchTooWideError
+                check_values(values, inflated)
+            return found
+
+        found = [each or () for each in decode_each(rows_of, payloads, failures)]
+        owners = np.repeat(np.arange(len(payloads), dtype=np.int32), list(map(len, found)))
+        rows = list(chain.from_iterable(found))
+        decoded = assemble([column.values(rows) for column in self._columns], range(len(rows)), {}, owners)
+        return of_messages(decoded, owners, failures)
 
     def _datum(self, payload: bytes) -> Any:
         writer, start = self._framing(payload)
+        if len(payload) * writer.costs.dense > MAX_VALUES:
+            writer.check([(1, payload)], start)
         stream = io.BytesIO(payload)
         stream.seek(start)
         value = writer.read(stream, len(payload))
@@ -145,7 +196,10 @@ class AvroDecoder:
             if mark in self._by_fingerprint:
                 return self._by_fingerprint[mark], 10
             if self._registry is not None and (schema := self._registry.with_fingerprint(mark, _fingerprint)):
-                return self._by_fingerprint.setdefault(mark, self._writer(schema)), 10
+                try:
+                    return self._by_fingerprint.setdefault(mark, self._writer(schema)), 10
+                except REFUSALS as error:
+                    raise self._registry.missed(mark, f"its schema cannot be used: {one_line(str(error))}") from None
         if self._registry is None:
             return self._own, 0
         if not payload.startswith(_CONFLUENT) or len(payload) < 5:
@@ -166,7 +220,12 @@ class AvroDecoder:
         named: dict[str, Any] = {}
         plain = _parsed(without_logical(schema), named)
         same = plain == self._reader
-        return _Writer(plain, None if same else self._reader, survey(plain, named))
+        extra = 0 if same else self._own.costs.heaviest
+        costs = survey(plain, named, extra)
+        strict_enums([plain, *named.values()])
+        self._densest = max(self._densest, costs.dense)
+        leaves = max(self._width, costs.leaves, 0 if same else self._own.costs.leaves)
+        return _Writer(plain, None if same else self._reader, costs, named, extra, leaves)
 
     def _foreign(self, schema: Any) -> _Writer:
         """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
@@ -176,26 +235,45 @@ class AvroDecoder:
             raise ValueError(f"the schema has values of more than {_MOST_EMPTY} parts without bytes")
         return writer
 
-    def _rows(self, payload: bytes) -> list[Any]:
-        """Return the rows of an object container file. Raises ValueError."""
+    def _rows(self, payload: bytes) -> tuple[list[Any], int, int]:
+        """Return the rows of an object container file, their bytes, and how many values at most. Raises ValueError."""
         if not payload:
             raise ValueError("the payload is empty")
         header = avro_container.Header(payload)
-        if (writer := self._of_containers.get(header.schema)) is None:
-            writer = self._of_containers[header.schema] = self._foreign(_json(header.schema))
-            if len(self._of_containers) > _KEPT_SCHEMAS:
-                self._of_containers.popitem(last=False)
-        rows: list[Any] = []
+        writer = self._of_container(header.schema)
+        blocks: list[tuple[int, bytes]] = []
+        announced = size = 0
         for count, data in header.blocks(self._max_inflated):
-            if len(rows) + count > writer.most_rows:
+            announced, size = announced + count, size + len(data)
+            if announced > writer.most_rows:
                 raise ValueError(f"more than {writer.most_rows} rows")
+            blocks.append((count, data))
+        if (wrong := rows_error(announced)) is not None:
+            raise ValueError(wrong)
+        values = writer.check(blocks)
+        rows: list[Any] = []
+        for count, data in blocks:
             stream = io.BytesIO(data)
             rows.extend(writer.read(stream, len(data)) for _ in range(count))
             if stream.tell() != len(data):
                 raise ValueError("a block has more data than rows")
-        if (wrong := rows_error(len(rows))) is not None:
-            raise ValueError(wrong)
-        return rows
+        return rows, size, values
+
+    def _of_container(self, schema: bytes) -> _Writer:
+        """Return the writer's schema in the header of a container. Raises ValueError."""
+        if len(schema) > _LONGEST_SCHEMA:
+            raise ValueError(f"the schema has more than {_LONGEST_SCHEMA} bytes")
+        if (known := self._of_containers.get(schema)) is None:
+            try:
+                known = self._foreign(_json(schema))
+            except REFUSALS as error:
+                known = one_line(str(error))
+            self._of_containers[schema] = known
+            while len(self._of_containers) > _KEPT_SCHEMAS or sum(map(len, self._of_containers)) > _KEPT_BYTES:
+                self._of_containers.popitem(last=False)
+        if isinstance(known, str):
+            raise ValueError(known)
+        return known
 
 
 def make(config: FormatConfig) -> AvroDecoder:

@@ -40,6 +40,7 @@ class Registry:
         self._directory = Path(place)
         self._missing: dict[int | bytes, tuple[float, str]] = {}
         self._marks: dict[bytes, Path] = {}
+        self._scanned, self._scan_again = 0, 0.0
         self._silent_until = 0.0
         if self._url is None and not self._directory.is_dir():
             raise RegistryError("the directory does not exist")
@@ -58,24 +59,38 @@ class Registry:
             raise self.missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
 
     def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
-        """Return the directory's schema with that `fingerprint`; None without one."""
-        if self._url is not None or (mark in self._missing and self._missing[mark][0] > time.monotonic()):
+        """Return the directory's schema with that `fingerprint`; None without one. Raises ValueError."""
+        if self._url is not None:
             return None
+        self._check_missing(mark)
         if mark not in self._marks:
-            for path in self._directory.glob("*.avsc"):
-                try:
-                    self._marks[fingerprint(_read(path))] = path
-                except (OSError, ValueError, RecursionError):
-                    continue  # messages with its id will say what is wrong with it
-        if mark not in self._marks:
-            self.missed(mark, "")
+            self._scan(fingerprint)
+        if (path := self._marks.get(mark)) is None:
             return None
-        return _read(self._marks[mark])
+        try:
+            return _read(path)
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.missed(mark, f"the schema in {path.name} cannot be read: {one_line(error)}") from None
 
-    def _check_missing(self, number: int) -> None:
+    def _scan(self, fingerprint: Callable[[Any], bytes]) -> None:
+        """Read the directory again, if it changed since the last time, or after some time."""
+        try:
+            changed = self._directory.stat().st_mtime_ns
+        except OSError:
+            return
+        if changed == self._scanned and time.monotonic() < self._scan_again:
+            return
+        for path in self._directory.glob("*.avsc"):
+            try:
+                self._marks[fingerprint(_read(path))] = path
+            except (OSError, ValueError, RecursionError):
+                continue  # messages with its id will say what is wrong with it
+        self._scanned, self._scan_again = changed, time.monotonic() + _FORGET
+
+    def _check_missing(self, key: int | bytes) -> None:
         if self._silent_until > time.monotonic():
             raise ValueError("the registry does not answer")
-        again, reason = self._missing.get(number, (0.0, ""))
+        again, reason = self._missing.get(key, (0.0, ""))
         if again > time.monotonic():
             raise ValueError(reason)
 

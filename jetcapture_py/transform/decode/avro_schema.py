@@ -10,7 +10,6 @@ import decimal
 import struct
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ from jetcapture_py.transform.decode.shapes import (
 Named = Mapping[str, dict[str, Any]]
 """Definitions of records, enums and fixed types by their full name."""
 
-_PRIMITIVES = {
+PRIMITIVES = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -40,10 +39,6 @@ _PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-MAX_PARTS = 20_000
-"""Most JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
-_MOST_LEVELS = 300
-"""Of records, arrays and maps: the library's compiled reader has one call on the stack for each."""
 _LOGICAL = ("logicalType", "precision", "scale")
 _DAY = 86_400_000_000
 _MOST_DIGITS = 38
@@ -64,117 +59,18 @@ def without_logical(schema: Any) -> Any:
     return plain
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What reading values of a schema can cost.
-
-    `recursive`: values can nest without bound. `empty`: the most values without bytes that one value holds, or a part
-    of it that has bytes. `nested`: records, arrays and maps in the schema. `named`: its named types.
-    """
-
-    recursive: bool
-    empty: int
-    nested: int
-    named: int
-
-
-def check_size(schema: Any) -> None:
-    """Raise ValueError for a schema, as from JSON, that is too large to come with messages."""
-    count, left = 0, [schema]
-    while left:
-        of = left.pop()
-        count += 1
-        if isinstance(of, dict):
-            left.extend(of.values())
-        elif isinstance(of, list):
-            left.extend(of)
-        if count > MAX_PARTS:
-            raise ValueError(f"the schema has more than {MAX_PARTS} names, types and other values")
-
-
-def survey(schema: Any, named: Named) -> Costs:
-    """Check a parsed schema; return what its values can cost.
-
-    Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
-    """
-    _refuse_endless(schema, named)
-    visit = _Visit(named)
-    _, depth, empty = visit.type(schema)
-    if depth > _MOST_LEVELS:
-        raise ValueError(f"the schema nests deeper than {_MOST_LEVELS} levels")
-    return Costs(visit.recursive, empty, visit.nested, len(named))
-
-
-_Cost = tuple[bool, int, int]
-"""Whether values may have no bytes; levels of records, arrays and maps; most values without bytes in one."""
-
-
-class _Visit:
-    """Visits every type of a schema once: named types can refer to each other in exponentially many ways."""
-
-    def __init__(self, named: Named) -> None:
-        self._named = named
-        self._known: dict[str, _Cost | None] = {}
-        self.recursive = False
-        self.nested = 0
-
-    def type(self, of: Any) -> _Cost:
-        """The cost of a type's values."""
-        if isinstance(of, list):
-            branches = [self.type(branch) for branch in of]
-            depth = max((depth for _, depth, _ in branches), default=0)
-            return False, depth, max((empty - bare for bare, _, empty in branches), default=0)  # it has a byte itself
-        if isinstance(of, str) and of not in _PRIMITIVES and of != "null":
-            if of not in self._known:
-                return self.type(self._named[of])
-            if (known := self._known[of]) is None:  # it is being visited
-                self.recursive = True
-                return False, 0, 0
-            return known
-        kind = of["type"] if isinstance(of, dict) else of
-        if isinstance(kind, list | dict):
-            return self.type(kind)
-        if kind in ("record", "error"):
-            return self._record(of)
-        if kind in ("array", "map"):
-            self.nested += 1
-            bare, depth, empty = self.type(of["items" if kind == "array" else "values"])
-            if bare and kind == "array":
-                raise ValueError("an array of items without bytes")
-            return False, depth + 1, empty - bare  # a map's value has the bytes of its name
-        bare = kind == "null" or (kind == "fixed" and not of["size"])
-        return bare, 0, int(bare)
-
-    def _record(self, of: dict[str, Any]) -> _Cost:
-        self._known[of["name"]] = None
-        self.nested += 1
-        fields = [self.type(field["type"]) for field in of["fields"]]
-        bare = all(bare for bare, _, _ in fields)
-        depth = 1 + max((depth for _, depth, _ in fields), default=0)
-        found = self._known[of["name"]] = bare, depth, sum(empty for _, _, empty in fields) + bare
-        return found
-
-
-def _refuse_endless(schema: Any, named: Named) -> None:
-    """Raise ValueError if a record contains itself with nothing in between that can end it."""
-    done = set[str]()
-
-    def visit(of: Any, path: tuple[str, ...]) -> None:
-        if isinstance(of, str):
-            if of in path:
-                raise ValueError(f"the record {show(of)} always contains itself")
-            if of in named and of not in done and named[of]["type"] in ("record", "error"):
-                visit(named[of], path)
-        elif isinstance(of, dict):
-            if of["type"] in ("record", "error"):
-                for field in of["fields"]:
-                    visit(field["type"], (*path, of["name"]))
-                done.add(of["name"])
-            elif isinstance(of["type"], dict):
-                visit(of["type"], path)
-
-    for start in (schema, *(name for name in named if name not in done)):
-        visit(start, ())
+def strict_enums(schema: Any) -> None:
+    """Replace lists of symbols by mappings, because the library reads negative numbers as the last ones of a list."""
+    if isinstance(schema, list):
+        for branch in schema:
+            strict_enums(branch)
+    elif isinstance(schema, dict):
+        if isinstance(symbols := schema.get("symbols"), list):
+            schema["symbols"] = dict(enumerate(symbols))
+        for inner in (schema.get(name) for name in ("type", "items", "values")):
+            strict_enums(inner)
+        for field in schema.get("fields", ()):
+            strict_enums(field)
 
 
 def shape_of(schema: Any, named: Named) -> Shape:
@@ -204,8 +100,8 @@ class _Shapes:
         if isinstance(schema, str):
             if schema == "null":
                 return _JSON
-            if schema in _PRIMITIVES:
-                return scalar(_PRIMITIVES[schema], _texts)
+            if schema in PRIMITIVES:
+                return scalar(PRIMITIVES[schema], _texts)
             return _JSON if schema in path else self.of(self._named[schema], path, depth)
         kind = schema["type"]
         if isinstance(kind, list | dict):
@@ -214,8 +110,8 @@ class _Shapes:
             return _JSON
         if (found := _logical(schema)) is not None:
             return found
-        if kind in _PRIMITIVES:
-            return scalar(_PRIMITIVES[kind], _texts)
+        if kind in PRIMITIVES:
+            return scalar(PRIMITIVES[kind], _texts)
         if kind == "enum":
             return scalar(pa.string(), _texts)
         if kind == "null":
@@ -245,7 +141,7 @@ class _Shapes:
             return self.of(kinds[0], path, depth)
         for pair in ({"int", "long"}, {"float", "double"}):
             if all(isinstance(kind, str) and kind in pair for kind in kinds):
-                return scalar(_PRIMITIVES["long" if "long" in pair else "double"], _texts)
+                return scalar(PRIMITIVES["long" if "long" in pair else "double"], _texts)
         return _JSON
 
 

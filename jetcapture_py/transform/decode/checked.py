@@ -16,7 +16,7 @@ from jetcapture_py.archive.schema import REPLY, conform, unify
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 
-_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.PARTITIONS}
+_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
 """Column names reserved for the archive."""
 _OURS = ("jetcapture_py.transform.decode.", "jetcapture_py.transform.bucket")
 _LONGEST_STAGE = 40
@@ -32,10 +32,10 @@ def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
         return Decoded(fields=_NOTHING)
     try:
         return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
-    except BatchTooWideError:
+    except BatchTooWideError as error:
         if len(batch) > 1:
             raise
-        return _failed("the decoder refused its columns as too large")
+        return _failed(str(error) or "the decoder refused its columns as too large")
     except BaseException as error:
         if len(batch) == 1:
             return _failed(error)

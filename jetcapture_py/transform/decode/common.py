@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
@@ -46,6 +47,13 @@ class MisfitError(ValueError):
     def __init__(self, rows: dict[int, str]) -> None:
         super().__init__(next(iter(rows.values())))
         self.rows = rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBatch(MessageBatch):
+    """The rows of messages as a batch of their own: `owners` has the message of each (NumPy int32, ascending)."""
+
+    owners: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +133,23 @@ def unique_names(columns: Mapping[str, str]) -> None:
             )
 
 
-def assemble(columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure]) -> Decoded:
-    """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message."""
+def owners_of(batch: MessageBatch) -> Any:
+    """Return the message of each row, if messages may have several; else None."""
+    return batch.owners if isinstance(batch, RowBatch) else None
+
+
+def assemble(
+    columns: Sequence[Values], messages: Sequence[int], failures: dict[int, Failure], owners: Any = None
+) -> Decoded:
+    """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message.
+
+    With `owners`, `messages` are rows of messages, of which only the first that fails is looked for.
+    """
     arrays: list[pa.Array] = []
     late: dict[int, Failure] = {}
+    owners = None if owners is None else owners[np.asarray(messages, np.int64)]
     for column in columns:
-        array, bad = _build(column)
+        array, bad = _build(column, owners)
         arrays.append(array)
         for row, reason in bad.items():
             late.setdefault(row, failure(messages[row], f"column {show(column.name)}: {reason}"))
@@ -147,33 +166,63 @@ def assemble(columns: Sequence[Values], messages: Sequence[int], failures: dict[
     )
 
 
-def _build(column: Values) -> tuple[pa.Array, dict[int, str]]:
+def _build(column: Values, owners: Any) -> tuple[pa.Array, dict[int, str]]:
     """The column, null where a value does not fit, and the reasons by position."""
     values, bad = column.values, dict[int, str]()
     while True:
         try:
             return column.build(values), bad
-        except MisfitError as error:
-            found = error.rows
-        except REFUSALS:
-            found = search(column.build, values)
-            if not found:
-                raise
-        bad |= found
-        values = [None if row in bad else value for row, value in enumerate(values)]
+        except REFUSALS as error:
+            bad |= misfits(column.build, values, error, owners)
+        values = [
+            None if gone else value for gone, value in zip(of_failed(bad, len(values), owners), values, strict=True)
+        ]
 
 
-def search(build: Callable[[Any], object], values: Any) -> dict[int, str]:
-    """Return which of `values` (a sequence that slices) `build` refuses, and why.
+def misfits(build: Callable[[Any], object], values: Any, error: Exception, owners: Any) -> dict[int, str]:
+    """Return which of `values`, for which `build` raised `error`, do not fit, and why; of a message, the first row."""
+    if not isinstance(error, MisfitError):
+        found = search(build, values, owners)
+        if not found:
+            raise error
+        return found
+    if owners is None:
+        return error.rows
+    rows = np.sort(np.fromiter(error.rows, np.int64, len(error.rows)))
+    _, first = np.unique(owners[rows], return_index=True)
+    return {row: error.rows[row] for row in rows[first].tolist()}
+
+
+def of_failed(bad: Collection[int], count: int, owners: Any) -> Any:
+    """Mark which of `count` rows are of messages with a row in `bad`."""
+    mask = np.zeros(count, np.bool_)
+    mask[list(bad)] = True
+    return mask if owners is None else np.isin(owners, owners[mask])
+
+
+def search(build: Callable[[Any], object], values: Any, owners: Any = None) -> dict[int, str]:
+    """Return which of `values` (a sequence that slices) `build` refuses, and why; of a message, the first row.
 
     By bisection: one bad value among n costs as much as building 2 n values, not n builds.
     """
-    try:
-        build(values)
-    except REFUSALS as error:
-        if len(values) == 1:
-            return {0: str(error) or type(error).__name__}
-        half = len(values) // 2
-        later = search(build, values[half:])
-        return search(build, values[:half]) | {half + row: reason for row, reason in later.items()}
-    return {}
+    found: dict[int, str] = {}
+    checked = 0
+
+    def look(start: int, end: int) -> None:
+        nonlocal checked
+        start = max(start, checked)
+        if start >= end:
+            return
+        try:
+            build(values[start:end])
+        except REFUSALS as error:
+            if end - start == 1:
+                found[start] = str(error) or type(error).__name__
+                checked = end if owners is None else int(np.searchsorted(owners, owners[start], "right"))
+                return
+            half = (start + end) // 2
+            look(start, half)
+            look(half, end)
+
+    look(0, len(values))
+    return found

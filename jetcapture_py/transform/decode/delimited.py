@@ -25,6 +25,7 @@ from jetcapture_py.transform.decode.common import DeclaredColumn, failure, show,
 from jetcapture_py.transform.decode.json_declared import declaration
 from jetcapture_py.transform.decode.text_values import BuildTexts, convert, text_builder
 from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
+from jetcapture_py.transform.decode.weights import check_values
 
 _BOM = "\ufeff"
 _MOST_FIELDS = 10_000
@@ -90,7 +91,7 @@ class DelimitedDecoder:
         failures |= found.failures
         arrays: list[pa.Array] = []
         for column, values in zip(self._columns, found.columns, strict=True):
-            array, bad = convert(column.build, values)
+            array, bad = convert(column.build, values, found.owners)
             arrays.append(array)
             for row, reason in sorted(bad.items()):
                 index = int(found.owners[row])
@@ -200,6 +201,7 @@ class DelimitedDecoder:
         codes = heads.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         rest = pc.struct_field(split, "rest")
         parts: list[_Records] = []
+        records = 0
         for code, head in enumerate(heads.dictionary.to_pylist()):
             rows = np.flatnonzero(codes == code)
             try:
@@ -208,6 +210,9 @@ class DelimitedDecoder:
                 failures |= {int(index): failure(int(index), error) for index in messages[rows]}
             else:
                 parts.append(self._below(names, rest.take(pa.array(rows)), messages[rows]))
+                check_rows([records, len(parts[-1].owners)])
+                records += len(parts[-1].owners)
+                check_values(records * len(self._columns), texts.nbytes)  # a header may lack columns
         for part in parts:
             failures |= part.failures
         owners = np.concatenate([np.empty(0, np.int32), *(part.owners for part in parts)])

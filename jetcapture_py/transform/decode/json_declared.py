@@ -7,7 +7,7 @@ but must be well-formed; the last of duplicate fields counts. Anything that does
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -17,16 +17,20 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import parse_declared, stored
 from jetcapture_py.text import is_text
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode import weights
 from jetcapture_py.transform.decode.common import (
+    REFUSALS,
     DeclaredColumn,
     Values,
     assemble,
     decode_each,
+    failure,
+    owners_of,
     show,
     texts_of,
     unique_names,
 )
-from jetcapture_py.transform.decode.json_values import Codec, Reader, codec, reader, struct_type
+from jetcapture_py.transform.decode.json_values import Codec, Counter, Reader, codec, reader, struct_type
 
 MakeCodec = Callable[[pa.DataType, str | None], Codec]
 """How a declared type with its unit is read; see `json_values.codec`."""
@@ -68,6 +72,15 @@ class _Object:
             ]
         )
 
+    def counter(self) -> Counter | None:
+        """The counter of the object."""
+        return weights.object_counter(
+            {
+                name: inner.counter if isinstance(inner, Codec) else inner.counter()
+                for name, inner in self.fields.items()
+            }
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Output:
@@ -95,11 +108,17 @@ class ObjectDecoder:
         passes: list[_Object] = []
         self._outputs = [_output(name, column, passes, make_codec) for name, column in columns.items()]
         self._decode = [make(each.accepts()) for each in passes]
+        self._width = sum(weights.width(output.type) for output in self._outputs)
+        self._heaviest = max((weights.heaviest(output.type) for output in self._outputs), default=0)
+        self._counters = [
+            (make(found.accepts), found.count) for each in passes if (found := each.counter()) is not None
+        ]
         unique_names({declared: output.name for declared, output in zip(columns, self._outputs, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`."""
+        """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
         payloads, failures = self._payloads(batch)
+        self._check_values(batch, payloads, failures)
         passes = [decode_each(decode, payloads, failures) for decode in self._decode]
         messages = [i for i in range(len(batch)) if i not in failures] if failures else range(len(batch))
         if failures:
@@ -108,7 +127,27 @@ class ObjectDecoder:
             Values(name=out.name, type=out.type, values=_pick(passes[out.turn], out.readers), build=out.codec.build)
             for out in self._outputs
         ]
-        return assemble(columns, messages, failures)
+        return assemble(columns, messages, failures, owners_of(batch))
+
+    def _check_values(self, batch: MessageBatch, payloads: list[bytes], failures: dict[int, Failure]) -> None:
+        """Raise BatchTooWideError when `payloads` have too many values; a single one, or one that is damaged, fails."""
+        size = batch.column(layout.PAYLOAD).nbytes
+        count, most = self._width * len(batch), weights.most_values(size)
+        if count + self._heaviest * size > most and (
+            count + self._heaviest * self._containers(weights.bytes_of(batch)) > most
+        ):
+            for decode, counted in self._counters:
+                for index, payload in enumerate(payloads):
+                    try:
+                        count += counted(decode(payload)) if payload else 0
+                    except REFUSALS as error:
+                        failures.setdefault(index, failure(index, error))
+                        payloads[index] = b""
+        weights.refuse_excess(count, size, payloads, failures)
+
+    def _containers(self, data: Any) -> int:
+        """Return how many objects and lists `data`, an array of bytes, begins at most."""
+        raise NotImplementedError
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         """Return all payloads, and the failures of those that cannot be decoded at all."""
@@ -123,6 +162,9 @@ class JsonDecoder(ObjectDecoder):
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return texts_of(batch)
+
+    def _containers(self, data: Any) -> int:
+        return weights.json_containers(data)
 
 
 def declaration(name: str, column: DeclaredColumn) -> tuple[pa.DataType, list[str]]:
@@ -144,7 +186,7 @@ def _output(name: str, column: DeclaredColumn, passes: list[_Object], make_codec
     """
     try:
         declared, path = declaration(name, column)
-        leaf = make_codec(declared, column.unit)
+        leaf = replace(make_codec(declared, column.unit), counter=weights.counter(declared))
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None

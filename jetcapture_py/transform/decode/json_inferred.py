@@ -15,15 +15,15 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, show, texts_of
+from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, owners_of, show, texts_of
 from jetcapture_py.transform.decode.json_values import json_text
+from jetcapture_py.transform.decode.weights import bytes_of, json_containers, json_containers_of
 
 MAX_FIELDS = 1000
 """Most columns, and most fields of one nested object: a larger one is stored as JSON text."""
@@ -78,7 +78,7 @@ class InferringJsonDecoder:
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`; BatchTooWideError when its columns would be too large."""
         payloads, failures = self._payloads(batch)
-        if batch.column(layout.PAYLOAD).nbytes > _LARGE and self._containers(_bytes_of(batch)) > MAX_CONTAINERS:
+        if batch.column(layout.PAYLOAD).nbytes > _LARGE and self._containers(bytes_of(batch)) > MAX_CONTAINERS:
             if len(batch) > 1:
                 raise BatchTooWideError
             if 0 in failures or self._containers_of(payloads[0]) > MAX_CONTAINERS:
@@ -98,7 +98,8 @@ class InferringJsonDecoder:
             Values(name=name, type=of, values=values[key], build=shape.build)
             for key, name, shape, of in self._root.stored()
         ]
-        return replace(assemble(columns, list(decoded), failures), columns=self._known())
+        found_columns = assemble(columns, list(decoded), failures, owners_of(batch))
+        return replace(found_columns, columns=self._known())
 
     def _make(self, accepts: Any) -> Callable[[bytes], Any]:
         """Return what decodes a payload as a msgspec type."""
@@ -109,11 +110,11 @@ class InferringJsonDecoder:
 
     def _containers(self, data: Any) -> int:
         """Return how many objects and lists `data`, an array of bytes, begins at most."""
-        return int(np.count_nonzero((data | 0x20) == ord("{")))
+        return json_containers(data)
 
     def _containers_of(self, payload: bytes) -> int:
-        """Return the same for one payload, perhaps more exactly."""
-        return self._containers(np.frombuffer(payload, np.uint8))
+        """Return the same for one payload, without what looks like it in strings."""
+        return json_containers_of(payload)
 
     def _known(self) -> pa.Schema:
         """All columns known so far."""
@@ -141,14 +142,6 @@ class InferringJsonDecoder:
 
 _TOO_MANY = f"more than {MAX_CONTAINERS} objects and lists; declare decode.columns"
 _TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
-
-
-def _bytes_of(batch: MessageBatch) -> Any:
-    """All payloads of a batch as one array of bytes."""
-    column = batch.column(layout.PAYLOAD)
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
 
 
 def _size(names: Iterable[str]) -> int:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
-from jetcapture_py.transform.decode.common import Build, MisfitError, search, show
+from jetcapture_py.transform.decode.common import Build, MisfitError, show
 
 Reader = Callable[[list[Any]], list[Any]]
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
@@ -28,22 +28,39 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 MAX_FLOAT32 = 3.4028234663852886e38
 _MAX_UINT64 = 2**64 - 1
 _NUMBER = re.compile(rb'"?(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?')
-_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
-_ZONE = r"(Z|[+-][0-9]{2}:[0-9]{2})"
+_DAY = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+"""A day that exists, so that Arrow parses every text that matches."""
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _DATE = rf"\A{_DAY}\z"
 _MICROSECONDS = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
-_LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
+_LONGER = r"\A([0-9-]{10}[T ][0-9:]{8}\.[0-9]{6})[0-9]+(Z|[+-][0-9:]{5})\z"
 _YEARS = "a timestamp between the years 1 and 9999"
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Counter:
+    """Counts the values in lists and maps of a value that was decoded as `accepts`, which leaves out all else."""
+
+    accepts: Any
+    count: Callable[[Any], int]
+
+
+@dataclass(frozen=True, slots=True)
 class Codec:
-    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values."""
+    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values.
+
+    `counter`, of a declared column, counts what its lists and maps hold.
+    """
 
     accepts: Any
     build: Build
+    counter: Counter | None = None
 
 
 Special = Callable[[pa.DataType], Codec | None]
@@ -188,7 +205,7 @@ def fitting_decimal(declared: pa.Decimal128Type) -> Callable[[str], decimal.Deci
 def _dates(values: list[str | None]) -> pa.Array:
     texts = pa.array(values, pa.string())
     _require(pc.match_substring_regex(texts, _DATE), values, "a date as YYYY-MM-DD")
-    days = _parsed(texts, pa.date32(), values, "a date")
+    days = texts.cast(pa.date32())
     _require(pc.greater_equal(days.cast(pa.int32()), _YEAR_1 // 86_400_000_000), values, "a date from year 1 on")
     return days
 
@@ -200,7 +217,7 @@ def timestamps(values: list[str | None]) -> pa.Array:
     if not _all(pc.match_substring_regex(texts, _MICROSECONDS)):
         texts = pc.replace_substring_regex(texts, _LONGER, r"\1\2")
         _require(pc.match_substring_regex(texts, _MICROSECONDS), values, expected)
-    return in_years(_parsed(texts, TIMESTAMP, values, expected), values)
+    return in_years(texts.cast(TIMESTAMP), values)
 
 
 def _epochs(unit: str) -> Build:
@@ -217,14 +234,6 @@ def _epochs(unit: str) -> Build:
             raise ValueError(f"expected {_YEARS}") from None
 
     return build
-
-
-def _parsed(texts: pa.Array, to: pa.DataType, values: list[str | None], expected: str) -> pa.Array:
-    try:
-        return texts.cast(to)
-    except pa.ArrowInvalid:
-        bad = search(lambda part: part.cast(to), texts)
-        raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad}) from None
 
 
 def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +17,7 @@ from jetcapture_py.config.column_types import JSON, TIMESTAMP
 from jetcapture_py.transform.batch import Failure, MessageBatch
 from jetcapture_py.transform.decode.common import DeclaredColumn, MisfitError, payloads_of, show
 from jetcapture_py.transform.decode.json_declared import ObjectDecoder
-from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
+from jetcapture_py.transform.decode.json_inferred import MAX_CONTAINERS, InferringJsonDecoder
 from jetcapture_py.transform.decode.json_values import (
     MAX_FLOAT32,
     UNITS,
@@ -29,6 +28,7 @@ from jetcapture_py.transform.decode.json_values import (
     json_text,
     timestamps,
 )
+from jetcapture_py.transform.decode.weights import msgpack_containers, msgpack_containers_of
 
 _TIMESTAMP_CODE = -1
 _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
@@ -44,6 +44,9 @@ class MsgpackDecoder(ObjectDecoder):
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return payloads_of(batch), {}
 
+    def _containers(self, data: Any) -> int:
+        return msgpack_containers(data)
+
 
 class InferringMsgpackDecoder(InferringJsonDecoder):
     """Decodes all fields of messages; `bin` and timestamps have their own column types."""
@@ -55,20 +58,10 @@ class InferringMsgpackDecoder(InferringJsonDecoder):
         return payloads_of(batch), {}
 
     def _containers(self, data: Any) -> int:
-        return int(np.count_nonzero((data & 0xE0 == 0x80) | (data & 0xFC == 0xDC)))
+        return msgpack_containers(data)
 
     def _containers_of(self, payload: bytes) -> int:
-        """Without strings and binary data of the map itself, in which such bytes are usual."""
-        try:
-            fields = [memoryview(each) for each in _fields(payload).values()]
-        except msgspec.MsgspecError:
-            return super()._containers_of(payload)  # it is damaged, perhaps after all of them
-        return sum(
-            self._containers(np.frombuffer(each, np.uint8)) for each in fields if each[0] < 0xA0 or each[0] > 0xDB
-        )
-
-
-_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+        return msgpack_containers_of(payload, MAX_CONTAINERS)
 
 
 def _codec(declared: pa.DataType, unit: str | None) -> Codec:

@@ -7,17 +7,20 @@ type, a required field that is missing. Fields that the type does not have are s
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode import weights
+from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, owners_of, payloads_of
 from jetcapture_py.transform.decode.json_values import json_text, reader
+from jetcapture_py.transform.decode.protobuf_count import MessageCounter, all_types
 from jetcapture_py.transform.decode.shapes import (
     Read,
     Shape,
@@ -52,9 +55,6 @@ try:
 except ImportError:
     descriptor_pb2 = None
 
-_MOST_SMALL = 1_000_000
-"""Messages of at most `_SMALL` bytes in one payload: each becomes a hundred or more."""
-_SMALL = 3
 _NANOS = 1_000_000_000
 
 
@@ -77,20 +77,29 @@ class ProtobufDecoder:
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._check = _check(descriptor)
         self._required = _has_required(descriptor)
-        tags = {_tag(field) for field in _repeated_messages(descriptor)}
-        self._small = [tag + bytes([size]) for tag in tags for size in range(_SMALL + 1)]
+        self._width = sum(weights.width(column.type) for column in self._columns)
+        self._counter = MessageCounter(descriptor)
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`."""
+        """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
         payloads, failures = payloads_of(batch), dict[int, Failure]()
+        self._check_values(batch, payloads, failures)
         parsed = decode_each(self._message, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [parsed[index] for index in messages] if failures else parsed
-        return assemble([column.values(rows) for column in self._columns], messages, failures)
+        return assemble([column.values(rows) for column in self._columns], messages, failures, owners_of(batch))
+
+    def _check_values(self, batch: MessageBatch, payloads: list[bytes], failures: dict[int, Failure]) -> None:
+        """Raise BatchTooWideError when `payloads` have too many values; a single one fails."""
+        size = batch.column(layout.PAYLOAD).nbytes
+        count, most = self._width * len(payloads), weights.most_values(size)
+        if count + self._counter.heaviest * size // 2 > most and (
+            count + self._counter.at_most(weights.bytes_of(batch)) > most
+        ):
+            count += self._counter.count(payloads, most - count)
+        weights.refuse_excess(count, size, payloads, failures)
 
     def _message(self, payload: bytes) -> Any:
-        if len(payload) > _MOST_SMALL and sum(payload.count(small) for small in self._small) > _MOST_SMALL:
-            raise ValueError(f"more than {_MOST_SMALL} messages of at most {_SMALL} bytes")
         try:
             found = self._parse(payload)
         except DecodeError as error:
@@ -191,33 +200,8 @@ def _wires(field: Any) -> tuple[int, ...]:
     return (own, 2) if field.is_repeated else (own,)
 
 
-def _all_types(descriptor: Any) -> Iterator[Any]:
-    """Yield the type and all types below it."""
-    seen, left = {descriptor.full_name}, [descriptor]
-    while left:
-        found = left.pop()
-        yield found
-        for field in found.fields:
-            if field.message_type is not None and field.message_type.full_name not in seen:
-                seen.add(field.message_type.full_name)
-                left.append(field.message_type)
-
-
 def _has_required(descriptor: Any) -> bool:
-    return any(field.is_required for found in _all_types(descriptor) for field in found.fields)
-
-
-def _repeated_messages(descriptor: Any) -> list[Any]:
-    types = _all_types(descriptor)
-    return [field for found in types for field in found.fields if field.is_repeated and field.message_type is not None]
-
-
-def _tag(field: Any) -> bytes:
-    number, found = field.number << 3 | 2, bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
+    return any(field.is_required for found in all_types(descriptor) for field in found.fields)
 
 
 # ------------------------------------------------------------------ columns

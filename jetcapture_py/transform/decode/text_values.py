@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.config.column_types import JSON
-from jetcapture_py.transform.decode.common import REFUSALS, MisfitError, search, show
+from jetcapture_py.transform.decode.common import REFUSALS, MisfitError, misfits, of_failed, show
 from jetcapture_py.transform.decode.json_values import codec, fitting_decimal
 
 BuildTexts = Callable[[pa.StringArray], pa.Array]
@@ -22,6 +22,7 @@ BuildTexts = Callable[[pa.StringArray], pa.Array]
 _INTEGER = r"\A-?[0-9]+\z"
 _NUMBER = r"\A-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\z"
 _MOST_DIGITS = 38
+_MOST_REASONS = 10_000
 _BOOL = r"\A(?i:true|false)\z"
 
 
@@ -52,21 +53,18 @@ def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
     return lambda texts: inner.build(_each(texts, lambda text: decode(text.encode())))
 
 
-def convert(build: BuildTexts, texts: pa.StringArray) -> tuple[pa.Array, dict[int, str]]:
-    """Convert `texts` to a column, with null for values that do not fit, and return the reasons."""
+def convert(build: BuildTexts, texts: pa.StringArray, owners: Any) -> tuple[pa.Array, dict[int, str]]:
+    """Convert `texts` to a column, with null for values that do not fit, and return the reasons.
+
+    `owners` has the message of each text, ascending; of a message, only the first bad text is looked for.
+    """
     bad: dict[int, str] = {}
     while True:
         try:
             return build(texts), bad
-        except MisfitError as error:
-            found = error.rows
-        except REFUSALS:
-            found = search(build, texts)
-            if not found:
-                raise
-        bad |= found
-        mask = np.zeros(len(texts), np.bool_)
-        mask[list(bad)] = True
+        except REFUSALS as error:
+            bad |= misfits(build, texts, error, owners)
+        mask = of_failed(bad, len(texts), owners)
         texts = pc.if_else(pa.array(mask), pa.scalar(None, pa.string()), texts)
 
 
@@ -116,6 +114,8 @@ def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
             values.append(None if text is None else read(text))
         except REFUSALS as error:
             bad[row] = str(error) or type(error).__name__
+            if len(bad) == _MOST_REASONS:  # those of one message, mostly
+                break
     if bad:
         raise MisfitError(bad)
     return values

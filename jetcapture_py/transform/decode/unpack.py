@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.common import REFUSALS, failure
+from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
 from jetcapture_py.transform.decode.compression import Inflate
 
 MAX_ROWS = 250_000
@@ -103,7 +103,8 @@ class UnpackingDecoder:
         items, owners = unpacked.items, unpacked.owners
         whole = len(items) == len(batch) and not unpacked.failures
         if self._unpack.split is not None:  # only for decoders that look at nothing but the payload
-            rows = MessageBatch(stream=batch.stream, rows=pa.RecordBatch.from_arrays([items], [layout.PAYLOAD]))
+            only = pa.RecordBatch.from_arrays([items], [layout.PAYLOAD])
+            rows: MessageBatch = RowBatch(stream=batch.stream, rows=only, owners=owners)
         else:
             rows = batch if whole else MessageBatch(stream=batch.stream, rows=batch.rows.take(pa.array(owners)))
             rows = _with_payloads(rows, items)
@@ -149,15 +150,24 @@ def split_lines(payload: bytes) -> Sequence[bytes]:
 
 _MOST_COMMAS = 40 * MAX_ROWS
 """Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
+_FEW_COMMAS = 4 * MAX_ROWS
+"""Commas up to which elements are not counted first."""
 _json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_Object = msgspec.defstruct("Object", [], gc=False)
+_json_objects = msgspec.json.Decoder(list[_Object]).decode  # type: ignore[valid-type]
+"""Decodes an array's elements, which must be objects, to as little memory as possible."""
 _msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def split_json_array(payload: bytes) -> Sequence[bytes]:
     """Split a JSON array into its elements."""
-    if payload.count(b",") > _MOST_COMMAS:
+    commas = payload.count(b",")
+    if commas > _MOST_COMMAS:
         raise ValueError(f"more than {_MOST_COMMAS} commas")
-    return [bytes(item) for item in _json_items(payload)]
+    count = len(_json_objects(payload)) if commas > _FEW_COMMAS else 0
+    if count > MAX_ROWS or len(items := _json_items(payload)) > MAX_ROWS:
+        raise ValueError(f"more than {MAX_ROWS} elements")
+    return [bytes(item) for item in items]
 
 
 def split_msgpack_array(payload: bytes) -> Sequence[bytes]:

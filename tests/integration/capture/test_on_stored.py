@@ -308,7 +308,7 @@ def test_the_server_is_not_asked_for_anything_without_a_subject(nats_server: Sta
 
         await client.subscribe("$JS.API.STREAM.INFO.>", cb=note)
         await client.flush()
-        await capture_all(config(server.url, archive))
+        await capture_all(config(server.url, f"{archive}/{{key}}"))  # where the stream's configuration is not kept
         await client.close()
 
     asyncio.run(scenario())

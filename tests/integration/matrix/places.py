@@ -162,19 +162,25 @@ async def leaders_changed(stage: Stage, state: CaptureState) -> None:
     await stage.refill(state)
 
 
-async def scaled_up(stage: Stage, state: CaptureState) -> None:
-    await stage.update(num_replicas=3)
+async def scale(stage: Stage, replicas: int) -> None:
+    """Change the number of replicas, and wait until they are there."""
+    await stage.update(num_replicas=replicas)
 
-    async def replicated() -> bool:
+    async def there() -> bool:
         cluster = (await stage.ask(f"STREAM.INFO.{stage.stream}"))["cluster"]
-        return bool(cluster.get("leader")) and [each["current"] for each in cluster.get("replicas", ())] == [True, True]
+        others = [each["current"] for each in cluster.get("replicas") or ()]
+        return bool(cluster.get("leader")) and others == [True] * (replicas - 1)
 
-    await until(replicated, "the stream has three replicas")
+    await until(there, f"the stream has {replicas} replicas")
+
+
+async def scaled_up(stage: Stage, state: CaptureState) -> None:
+    await scale(stage, 3)
     await stage.refill(state)
 
 
 async def scaled_down(stage: Stage, state: CaptureState) -> None:
-    await stage.update(num_replicas=1)
+    await scale(stage, 1)
     await stage.refill(state)
 
 

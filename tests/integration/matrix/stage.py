@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -114,13 +115,15 @@ class Stage:
         return answer
 
     async def _answer(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:
-        """Send a request; again while nobody is responsible, as during a change of leaders."""
-        for _ in range(100):
+        """Send a request; again while nobody answers, as during a change of leaders."""
+        deadline = time.monotonic() + 60
+        while True:
             try:
-                return await self.client.request(subject, payload, 30, headers=dict(headers) if headers else None)
-            except nats.errors.NoRespondersError:
+                return await self.client.request(subject, payload, 5, headers=dict(headers) if headers else None)
+            except nats.errors.Error:
+                if time.monotonic() > deadline:
+                    raise
                 await asyncio.sleep(0.1)
-        return await self.client.request(subject, payload, 30)
 
     def own(self, value: Any) -> Any:
         """`value` with `{p}`, `{s}` and `{n}` in its texts replaced by the subjects' first token, stream and number."""

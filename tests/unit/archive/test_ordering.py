@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,9 +56,10 @@ def test_pieces_of_messages_of_very_different_sizes_are_alike() -> None:
         assert max(held) < 4_000_000
 
 
-def test_only_the_rows_of_one_piece_are_copied_at_a_time() -> None:
+@pytest.mark.parametrize("key", [[], ["key"]])
+def test_only_the_rows_of_one_piece_are_copied_at_a_time(key: list[str]) -> None:
     payloads = [bytes(50_000)] * 400
-    rows = batch(plain(400))
+    rows = batch(plain(400), **{name: [f"k{at * 7 % 50}" for at in range(400)] for name in key})
     rows = rows.set_column(
         rows.schema.get_field_index(layout.PAYLOAD), ENVELOPE.field(layout.PAYLOAD), pa.array(payloads, pa.binary())
     )
@@ -67,3 +69,25 @@ def test_only_the_rows_of_one_piece_are_copied_at_a_time() -> None:
     pieces, _ = ordered(whole, 1_000_000)
     most = max(pa.total_allocated_bytes() - before for _ in pieces)
     assert most < 6_000_000, "of 20 MB"
+
+
+@pytest.mark.parametrize("column", [layout.PAYLOAD, "text"])
+def test_a_row_group_of_a_bundle_ends_at_its_bytes_also_where_one_key_has_all_the_large_rows(column: str) -> None:
+    count = 5000
+    keys = ["small" if at % 10 else "large" for at in range(count)]
+    rows = batch(plain(count), key=keys)
+    values = [b"x" * (100 if key == "small" else 20_000) for key in keys]
+    if column == "text":
+        rows = rows.append_column(column, pa.array([value.decode() for value in values]))
+    else:
+        rows = rows.set_column(
+            rows.schema.get_field_index(column), ENVELOPE.field(column), pa.array(values, pa.binary())
+        )
+    shuffled = pa.Table.from_batches([rows.take(pa.array(np.random.default_rng(7).permutation(count)))])
+    for table in (shuffled, shuffled.slice(0, 1000)):
+        pieces, _ = ordered(table, 1_000_000)
+        held = [(piece.nbytes, piece.num_rows) for piece in pieces]
+        assert sum(size for size, _ in held) > 1_500_000
+        assert max(size for size, _ in held) < 1_300_000
+        assert sum(number for _, number in held) == table.num_rows
+        assert len(held) < 20

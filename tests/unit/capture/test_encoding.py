@@ -34,7 +34,7 @@ def test_a_block_that_its_writer_needs_whole_counts_as_memory_although_it_is_spo
     spool = {"path": str(tmp_path / "spool"), "size": "1GiB"}
     settings = config(
         "nats://127.0.0.1:1",
-        tmp_path,
+        tmp_path / "archive",
         block={"max_bytes": "1GiB"},
         limits={"memory": "32MiB", "spool": spool},
     )

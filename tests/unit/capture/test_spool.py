@@ -16,9 +16,10 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.archive.writer import ObjectWriter
 from jetcapture_py.capture import spool as spool_module
 from jetcapture_py.capture.spool import Spool, UsedUpError
-from tests.unit.archive.test_writer import batch, plain
+from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, plain, read
 
 ROWS = batch(plain(1000), text=["größe", None] * 500)
 SIZE = ROWS.remove_column(ROWS.schema.get_field_index(REPLY)).nbytes
@@ -50,6 +51,27 @@ def test_rows_come_back_as_they_were_and_lie_in_a_file(tmp_path: Path) -> None:
     assert mapped.equals(ROWS), "who still reads them can"
     spool.close()
     assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_rows_that_cannot_be_written_are_salvaged_into_the_spool_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = ObjectWriter.write
+
+    def failing(self: ObjectWriter, table: pa.Table) -> None:
+        write(self, table)
+        if layout.ERROR not in table.schema.names:
+            raise pa.ArrowInvalid("after some bytes")
+
+    monkeypatch.setattr(ObjectWriter, "write", failing)
+    spool = Spool(tmp_path / "spool", 10 * SIZE)
+    sink = spool.sink()
+    encoded = ENCODER.encode_or_salvage(BLOCK, "age", [ROWS], sink=sink)
+    assert (encoded.name.quarantine, encoded.in_file, encoded.messages) == (True, True, 1000)
+    assert spool.bytes == encoded.data.size
+    assert read(encoded).column("error").to_pylist() == ["ArrowInvalid: after some bytes"] * 1000
+    sink.close()
+    spool.close()
 
 
 def test_a_slice_takes_only_its_own_room(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ LONG = "$JS.ACK.hub.ACCOUNT.S.C.1.{seq}.{count}.1700000000000000000.{pending}.ra
 class Reader(RangeReader):
     """Reads 1 to 100 from a consumer that exists, message by message as the test says."""
 
-    def __init__(self) -> None:
-        session = cast("Any", SimpleNamespace(connection=None, api=None))
+    def __init__(self, *, imported: bool = False) -> None:
+        session = cast("Any", SimpleNamespace(connection=None, api=SimpleNamespace(imported=imported)))
         super().__init__(session, StreamRange(stream="S", first=1, end=101))
         self._consumer = "C"
 
@@ -59,5 +59,14 @@ def test_messages_that_the_server_sent_and_that_did_not_come_are_noticed(form: s
         assert reader.receive(reply(form, 60, 4), reply(form, 70, 7)) == (False, missing)
         assert reader.receive(reply(form, 100, 8, pending=0)) == (False, missing)
         assert reader.waiting == 3  # nothing behind a gap is handed on: the next consumer brings it again
+
+    asyncio.run(scenario())
+
+
+def test_a_message_without_headers_and_payload_ends_a_pull_through_an_imported_api() -> None:
+    async def scenario() -> None:
+        first = reply(PLAIN, 49, 1)
+        assert Reader(imported=True).receive(first) == (False, "an empty message ended the pull")
+        assert Reader().receive(first) == (False, "")
 
     asyncio.run(scenario())

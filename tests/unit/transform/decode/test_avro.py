@@ -22,7 +22,7 @@ import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from jetcapture_py.transform.batch import BatchTooWideError
-from jetcapture_py.transform.decode import avro_registry
+from jetcapture_py.transform.decode import avro, avro_registry
 from jetcapture_py.transform.decode.avro import AvroDecoder
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
 from tests.support.batches import Declared, batch_of, outcomes
@@ -463,6 +463,86 @@ def test_too_many_rows_for_one_batch_are_asked_for_in_smaller_ones() -> None:
     with pytest.raises(BatchTooWideError):
         decoder.decode(batch_of([payload] * 5))
     assert len(rows_of(decoder, payload)) == 60_000
+
+
+def test_containers_that_inflate_to_much_are_decoded_in_smaller_batches() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    payload = container(WRITER, [{"id": 1, "gone": "x" * (8 << 20)}], "deflate")
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([payload] * 9))
+    assert len(rows_of(decoder, *[payload] * 7)) == 7
+
+
+def test_a_large_schema_in_a_container_is_refused_before_it_takes_memory() -> None:
+    decoder = AvroDecoder(READER, {}, container=True)
+    text = b"[" + b"[]," * (3 << 20) + b"[]]"
+    bomb = b"Obj\1" + zigzag(1) + zigzag(11) + b"avro.schema" + zigzag(len(text)) + text + zigzag(0) + bytes(16)
+    tracemalloc.start()
+    assert reasons(decoder, bomb) == ["the schema has more than 1048576 bytes"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(bomb)
+
+
+def test_a_schema_that_cannot_be_used_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    check = avro.check_size
+    monkeypatch.setattr(avro, "check_size", lambda schema: (asked.append(schema), check(schema)))
+    decoder = AvroDecoder(READER, {}, container=True)
+    bad = file_of(record(field("id", {"type": "array", "items": "null"})), (1, b"\2"))
+    assert len(set(reasons(decoder, bad, bad) + reasons(decoder, bad))) == 1
+    assert len(asked) == 1
+    for number in range(300):
+        assert len(rows_of(decoder, file_of(record(field("id", "long"), name=f"R{number}"), (1, b"\2")))) <= 1
+    assert reasons(decoder, bad)
+    assert len(asked) == 302
+
+
+def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path) -> None:
+    enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    schema = record(field("a", enum), field("b", ["null", "E"]), field("c", {"type": "array", "items": "E"}))
+    older = record(field("a", {**enum, "symbols": ["B", "A"]}))
+    newer = record(field("a", enum), field("b", ["null", "E"], default=None))
+    good = [b"\0\2\2\2\2\0", b"\2\0\0"]
+    bad = [b"\1\2\2\0", b"\0\2\1\0", b"\0\2\2\2\1\0", b"\4\0\0"]
+    assert decode(AvroDecoder(schema, {}), *good, *bad) == [
+        {"a": "A", "b": "B", "c": ["B"]},
+        {"a": "B", "b": None, "c": []},
+        *[None] * 4,
+    ]
+    (tmp_path / "1.avsc").write_text(json.dumps(older))
+    resolving = AvroDecoder(newer, {}, registry=Registry(str(tmp_path)))
+    assert decode(resolving, confluent(1, b"\0"), confluent(1, b"\1")) == [{"a": "B", "b": None}, None]
+
+
+def test_a_directory_of_schemas_is_read_again_only_when_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    real = avro_registry._read
+    monkeypatch.setattr(avro_registry, "_read", lambda path: (read.append(path), real(path))[1])
+    (tmp_path / "1.avsc").write_text(json.dumps(record(field("id", "long"))))
+    decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
+    unknown = [b"\xc3\x01" + struct.pack(">Q", number) + b"\2" for number in range(1, 500)]
+    assert decode(decoder, *unknown) == [None] * 499
+    assert len(read) == 1
+    (tmp_path / "2.avsc").write_text(json.dumps(WRITER))
+    assert decode(decoder, unknown[0], b"\xc3\x01" + mark(WRITER) + datum(WRITER, OLD), unknown[0]) == [None, NEW, None]
+    assert len(read) == 4
+
+
+def test_a_schema_of_a_fingerprint_that_cannot_be_used_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    real = avro_registry._read
+    monkeypatch.setattr(avro_registry, "_read", lambda path: (read.append(path), real(path))[1])
+    endless = record(field("x", {"type": "array", "items": "null"}))
+    (tmp_path / "1.avsc").write_text(json.dumps(endless))
+    decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
+    found = reasons(decoder, *[b"\xc3\x01" + mark(endless) + b"\2\0"] * 50)
+    assert set(found) == {"its schema cannot be used: an array of items without bytes"}
+    assert len(read) == 2
 
 
 def test_a_column_whose_name_is_taken_gets_an_underscore() -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import DecodeConfig
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import batch_of, outcomes
-from tests.support.formats import Format, formats, mixed, plain
+from tests.support.formats import AVRO, Format, Row, descriptor_set, formats, mixed, plain, rows, zigzag
 
 MESSAGES = 20_000
 AT_ONCE = 4_000
@@ -47,6 +54,15 @@ def received(payloads: list[bytes], first: int) -> Received:
     return Received.of(subjects=[b"s"] * count, replies=replies, headers=[b""] * count, payloads=payloads)
 
 
+def in_parts(prepare: Preparer, payloads: list[bytes], first: int) -> list[Prepared]:
+    """Prepare messages as a capture does: in smaller batches where one would be too large."""
+    try:
+        return [prepare(received(payloads, first))]
+    except BatchTooWideError:
+        half = len(payloads) // 2
+        return in_parts(prepare, payloads[:half], first) + in_parts(prepare, payloads[half:], first + half)
+
+
 def values(prepared: Prepared) -> dict[int, dict[str, Any]]:
     """Rows by sequence, without the envelope."""
     return {
@@ -66,10 +82,10 @@ def test_valid_messages_have_their_values_and_hostile_ones_are_quarantined_with_
     quarantined: dict[int, bytes] = {}
     for start in range(0, MESSAGES, AT_ONCE):
         part = [payload for payload, _ in sent[start : start + AT_ONCE]]
-        prepared = prepare(received(part, start))
-        archived |= values(prepared)
-        quarantined |= {row[layout.SEQ]: row[layout.PAYLOAD] for row in prepared.quarantine.to_pylist()}
-        assert all(row[layout.ERROR].isprintable() for row in prepared.quarantine.to_pylist())
+        for prepared in in_parts(prepare, part, start):
+            archived |= values(prepared)
+            quarantined |= {row[layout.SEQ]: row[layout.PAYLOAD] for row in prepared.quarantine.to_pylist()}
+            assert all(row[layout.ERROR].isprintable() for row in prepared.quarantine.to_pylist())
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - before
     expected = {seq: row for seq, (_, row) in enumerate(sent) if row is not None}
     assert quarantined == {seq: payload for seq, (payload, row) in enumerate(sent) if row is None}
@@ -105,3 +121,183 @@ def test_a_batch_of_nothing_but_failures_still_has_its_columns(known: dict[str, 
     nothing = decoder.decode(batch_of([]))
     assert isinstance(nothing.fields, pa.RecordBatch)
     assert nothing.fields.num_rows == 0
+
+
+# ------------------------------------------------------------------ several rows of a message
+
+
+def container(schema: Any, count: int, data: bytes) -> bytes:
+    """An Avro container with one block."""
+    text, sync = json.dumps(schema).encode(), bytes(range(16))
+    header = [b"Obj\1", zigzag(1), zigzag(11), b"avro.schema", zigzag(len(text)), text, zigzag(0), sync]
+    return b"".join([*header, zigzag(count), zigzag(len(data)), data, sync])
+
+
+def delimited(payloads: list[bytes]) -> bytes:
+    """Protobuf messages after their lengths."""
+    found = bytearray()
+    for payload in payloads:
+        size = len(payload)
+        while size > 0x7F:
+            found.append(size & 0x7F | 0x80)
+            size >>= 7
+        found += bytes([size]) + payload
+    return bytes(found)
+
+
+SEVERAL: dict[str, tuple[str, Callable[[list[bytes]], bytes]]] = {
+    "csv": ("lines", lambda payloads: b"\n".join(payload.removesuffix(b"\n") for payload in payloads)),
+    "msgpack": ("array", lambda payloads: b"\xdd" + len(payloads).to_bytes(4, "big") + b"".join(payloads)),
+    "avro": ("container", lambda payloads: container(AVRO, len(payloads), b"".join(payloads))),
+    "protobuf": ("delimited", delimited),
+}
+
+
+def messages_of(name: str, of: Format, count: int) -> list[tuple[bytes, list[Row] | None]]:
+    """Messages of one to five rows, of which one in five has a hostile row at its end."""
+    chance, left = random.Random(3), iter(rows(5 * count, seed=3))
+    found: list[tuple[bytes, list[Row] | None]] = []
+    for _ in range(count):
+        payloads = [of.encode(next(left)) for _ in range(chance.randrange(1, 5))]
+        expected: list[Row] | None = [of.reference(payload) for payload in payloads]
+        if chance.random() < 0.2:
+            bad = of.hostile(chance, payloads[-1])
+            while name == "csv" and (not bad or b'"' in bad or b"\n" in bad):  # lines of their own, or of others
+                bad = of.hostile(chance, payloads[-1])
+            payloads, expected = [*payloads, bad], None
+        found.append((SEVERAL[name][1](payloads), expected))
+    return found
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_messages_of_several_rows_give_all_of_them_or_none(known: dict[str, Format], name: str) -> None:
+    sent = messages_of(name, known[name], 1_000)
+    settings = {"format": name, **known[name].settings, "rows": SEVERAL[name][0], "compression": "auto"}
+    if name == "avro":
+        del settings["compression"]
+    decoder = make_decoder(DecodeConfig.model_validate(settings))
+
+    def outcome(payloads: list[bytes]) -> list[list[Row | None]]:
+        decoded = decode_checked(decoder, batch_of(payloads))
+        owners = range(len(payloads)) if decoded.messages is None else decoded.messages.to_pylist()
+        found: list[list[Row | None]] = [[] for _ in payloads]
+        for owner, row in zip(owners, decoded.fields.to_pylist(), strict=True):
+            found[owner].append(plain(row))
+        assert [failure.index for failure in decoded.failures] == [at for at, given in enumerate(found) if not given]
+        return found
+
+    together = outcome([payload for payload, _ in sent])
+    assert together == [[plain(row) for row in expected or ()] for _, expected in sent]
+    assert [outcome([payload])[0] for payload, _ in sent[:100]] == together[:100]
+
+
+FIFTY = ", ".join(f"f{number}: int64" for number in range(50))
+WIDE = {f"f{number}": "int64" for number in range(50)}
+ITEM = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int"}]}
+ITEMS = {"type": "record", "name": "R", "fields": [{"name": "a", "type": {"type": "array", "items": ITEM}}]}
+NULLS = [{"name": f"n{number}", "type": "null"} for number in range(99)]
+FOREIGN = {
+    **ITEMS,
+    "fields": [{"name": "a", "type": {"type": "array", "items": {**ITEM, "fields": [ITEM["fields"][0], *NULLS]}}}],
+}  # type: ignore[index]
+CHAIN = {"type": "record", "name": "C", "fields": [{"name": "a", "type": ["null", "C"]}]}
+FIELDS_OF_PROTOBUF = " ".join(f"int64 f{number} = {number};" for number in range(1, 51))
+WIDE_PROTO = (
+    f'syntax = "proto3"; message I {{ {FIELDS_OF_PROTOBUF} }} message M {{ repeated I a = 1; map<string, I> b = 2; }}'
+)
+BOMBS: dict[str, tuple[dict[str, Any], bytes]] = {
+    "objects in a list": (
+        {"format": "json", "columns": {"a": f"list<struct<{FIFTY}>>"}},
+        b'{"a":[' + b"{}," * 300_000 + b"{}]}",
+    ),
+    "objects in lists in a map, cut off": (
+        {"format": "json", "columns": {"a": {"type": f"map<string, list<struct<{FIFTY}>>>", "path": "b.c"}}},
+        b'{"b":{"c":{"d":[' + b"{}," * 300_000,
+    ),
+    "lines": ({"format": "json", "rows": "lines", "columns": WIDE}, b"{}\n" * 240_000),
+    "elements": ({"format": "json", "rows": "array", "columns": WIDE}, b"[" + b"{}," * 240_000 + b"{}]"),
+    "maps in a list": (
+        {"format": "msgpack", "columns": {"a": f"list<struct<{FIFTY}>>"}},
+        b"\x81\xa1a\xdd" + (300_000).to_bytes(4, "big") + b"\x80" * 300_000,
+    ),
+    "records without most columns": (
+        {"format": "csv", "rows": "lines", "header": True, "columns": WIDE},
+        b"f0\n" + b"1\n" * 240_000,
+    ),
+    "records in an array": ({"format": "avro", "schema": ITEMS}, zigzag(1_000_000) + b"\0" * 1_000_001),
+    "records that contain themselves": ({"format": "avro", "schema": CHAIN}, b"\2" * 1_000_000 + b"\0"),
+    "records of nulls by a schema of the message": (
+        {"format": "avro", "schema": ITEMS, "rows": "container"},
+        container(FOREIGN, 1, zigzag(100_000) + b"\0" * 100_001),
+    ),
+    "messages in a message": ({"format": "protobuf", "schema": WIDE_PROTO, "message": "M"}, b"\x0a\0" * 150_000),
+    "messages of some bytes in a message": (
+        {"format": "protobuf", "schema": WIDE_PROTO, "message": "M"},
+        b"\x0a\4\x08\x80\x80\1" * 120_000,
+    ),
+    "messages in a map": (
+        {"format": "protobuf", "schema": WIDE_PROTO, "message": "M"},
+        b"".join(b"\x12\7\x0a\3%03x\x12\0" % (number % 4096) for number in range(120_000)),
+    ),
+    "rows without fields": (
+        {"format": "protobuf", "schema": WIDE_PROTO, "message": "I", "rows": "delimited"},
+        bytes(240_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_few_bytes_that_become_many_values_are_refused_before_they_take_memory(name: str, tmp_path: Path) -> None:
+    settings, payload = BOMBS[name]
+    if settings["format"] == "avro":
+        (tmp_path / "schema.avsc").write_text(json.dumps(settings["schema"]))
+        settings = {**settings, "schema": str(tmp_path / "schema.avsc")}
+    elif settings["format"] == "protobuf":
+        settings = {**settings, "schema": str(descriptor_set(tmp_path, settings["schema"]))}
+    decoder = make_decoder(DecodeConfig.model_validate(settings))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    decoded = decode_checked(decoder, batch_of([payload]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    (failure,) = decoded.failures
+    assert any(text in failure.error for text in ("more than 8388608 values", "truncated", "recursion depth"))
+    assert peak < 96 << 10
+
+
+@pytest.mark.parametrize(
+    "name", ["objects in a list", "maps in a list", "messages in a message", "records in an array"]
+)
+def test_what_is_too_much_for_one_batch_is_asked_for_in_smaller_ones(name: str, tmp_path: Path) -> None:
+    settings, _ = BOMBS[name]
+    good, many = {
+        "json": (b'{"a":[%b]}', lambda count: b",".join([b'{"f0":1}'] * count)),
+        "msgpack": (b"\x81\xa1a\xdd%b", lambda count: count.to_bytes(4, "big") + b"\x81\xa2f0\x01" * count),
+        "avro": (b"%b", lambda count: zigzag(count) + b"\2" * count + b"\0"),
+        "protobuf": (b"%b", lambda count: b"\x0a\2\x08\1" * count),
+    }[settings["format"]]
+    if settings["format"] == "avro":
+        (tmp_path / "schema.avsc").write_text(json.dumps(settings["schema"]))
+        settings = {**settings, "schema": str(tmp_path / "schema.avsc")}
+    elif settings["format"] == "protobuf":
+        settings = {**settings, "schema": str(descriptor_set(tmp_path, settings["schema"]))}
+    decoder = make_decoder(DecodeConfig.model_validate(settings))
+    large = good % many(60_000)
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of([large] * 8))
+    first = "x" if settings["format"] == "avro" else "f1" if settings["format"] == "protobuf" else "f0"
+    (row,) = decode_checked(decoder, batch_of([large])).fields.slice(0, 1).to_pylist()
+    assert [len(row["a"]), row["a"][0][first], row["a"][-1][first]] == [60_000, 1, 1]
+
+
+def test_large_messages_of_many_values_are_decoded() -> None:
+    columns = {"a": "list<struct<x: int64, y: float64, z: string>>", "b": "map<string, list<list<int64>>>"}
+    row = {
+        "a": [{"x": number, "y": 1.5, "z": "some text"} for number in range(60_000)],
+        "b": {str(number): [[number], None, []] for number in range(20_000)},
+        "skipped": [{}] * 500_000,
+        "text": "{[" * 1_000_000,
+    }
+    expected = {"a": row["a"], "b": list(row["b"].items())}  # type: ignore[attr-defined]
+    for name, payload in (("json", json.dumps(row).encode()), ("msgpack", msgpack.packb(row))):
+        settings = {"format": name, "columns": columns, "compression": "gzip"}
+        decoder = make_decoder(DecodeConfig.model_validate(settings))
+        assert outcomes(decode_checked(decoder, batch_of([gzip.compress(payload, 1)])), 1) == [expected]

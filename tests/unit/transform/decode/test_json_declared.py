@@ -171,6 +171,39 @@ def test_dates_are_days_that_exist() -> None:
     assert values(Declared("date"), *texts) == [date(2024, 2, 29), *["failure"] * 5, None]
 
 
+def test_a_day_or_time_is_valid_if_arrow_can_read_it() -> None:
+    days = [
+        f"{year}-{month:02}-{day:02}"
+        for year in ("2023", "2024", "1900", "2000", "9999", "0001", "0400")
+        for month in range(14)
+        for day in range(33)
+    ]
+    zones = [
+        f"{sign}{hour:02}:{minute:02}" for sign in "+-" for hour in (0, 9, 19, 20, 23, 24, 30) for minute in (0, 59, 60)
+    ]
+    clocks = [
+        f"{hour:02}:{minute:02}:{second:02}"
+        for hour in (0, 9, 19, 23, 24, 30)
+        for minute in (0, 59, 60)
+        for second in (0, 59, 60)
+    ]
+    stamps = [f"2026-05-06T{clock}{zone}" for clock in clocks for zone in (*zones, "Z", ".5Z", ".1234567Z")]
+
+    def read(texts: list[str], to: pa.DataType) -> list[bool]:
+        def reads(text: str) -> bool:
+            try:
+                return bool(pa.array([text.replace(".1234567", ".123456")]).cast(to).is_valid()[0].as_py())
+            except pa.ArrowInvalid:
+                return False
+
+        return [reads(text) for text in texts]
+
+    found = decode({"x": Declared("date")}, *(b'{"x":"%b"}' % day.encode() for day in days))
+    assert [row is not None for row in found] == read(days, pa.date32())
+    found = decode({"x": Declared("timestamp")}, *(b'{"x":"%b"}' % stamp.encode() for stamp in stamps))
+    assert [row is not None for row in found] == read(stamps, pa.timestamp("us", "UTC"))
+
+
 def test_a_json_column_holds_the_text_of_any_value() -> None:
     texts = ['{"b": 1,  "a": [1.0, 1e2]}', '"é\\n"', "12345678901234567890123", "[]", "true", "null"]
     assert values(Declared("json"), *texts) == [*texts[:-1], None]

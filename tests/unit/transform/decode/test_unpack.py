@@ -19,6 +19,7 @@ from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.decode.compression import inflater
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS
+from jetcapture_py.transform.decode.weights import msgpack_containers_of
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
@@ -165,6 +166,31 @@ def test_bytes_and_texts_of_messagepack_are_not_taken_for_objects() -> None:
     assert outcomes(decoder.decode(batch_of([gzip.compress(msgpack.packb(sent))])), 1) == [sent]
 
 
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("json", {"a": {"b": "[{" * 1_500_000, "c": '\\"{' * 1_000_000}}),
+        ("msgpack", {"a": {"b": "\u0410" * 2_500_000}, "c": [b"\x80" * 2_500_000], "d": list(range(0x80, 0xA0))}),
+    ],
+)
+def test_what_looks_like_objects_in_strings_does_not_count(name: str, sent: dict[str, Any]) -> None:
+    payload = json.dumps(sent).encode() if name == "json" else msgpack.packb(sent)
+    decoder = make_decoder(decode_settings(format=name))
+    assert outcomes(decode_checked(decoder, batch_of([payload])), 1) == [sent]
+
+
+def test_the_containers_of_every_messagepack_value_are_counted() -> None:
+    values = [0, 127, -1, -32, None, True, False, 200, 70_000, 2**40, -200, -70_000, -(2**40), 1.5]
+    values += ["x" * size for size in (0, 31, 32, 300, 70_000)] + [bytes(size) for size in (0, 300, 70_000)]
+    values += [msgpack.ExtType(1, bytes([0x80]) * size) for size in (1, 2, 4, 8, 16, 3, 300, 70_000)]
+    lists: list[Any] = [[value] * size for value in values[:3] for size in (1, 20, 70_000)]
+    maps = [{str(key): value for key in range(size)} for value in values[:2] for size in (1, 20, 70_000)]
+    payload = msgpack.packb([*values, *lists, *maps, [[]], {"a": {}}])
+    assert msgpack_containers_of(payload, 1 << 30) == 1 + len(lists) + len(maps) + 4
+    assert msgpack_containers_of(payload, 3) == 4
+    assert msgpack_containers_of(payload[:-1], 1 << 30) == len(lists) + len(maps) + 4
+
+
 def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
     config = decode_settings(format="json", compression="gzip", columns=COLUMNS)
     decoder = make_decoder(config)
@@ -236,6 +262,26 @@ def test_too_many_rows_fail_their_message_alone(name: str, rows: str, payload: b
     found, errors = rows_of([good[name], payload, good[name]], format=name, rows=rows)
     assert found == [(0, 1), (2, 1)]
     assert "more than" in errors[1]
+
+
+@pytest.mark.parametrize("element", [b"0", b"{}"])
+def test_too_many_elements_of_an_array_take_little_memory_before_they_are_counted(element: bytes) -> None:
+    payload = b"[%b%b]" % ((element + b",") * 3_000_000, element)
+    tracemalloc.start()
+    found, errors = rows_of([payload], format="json", rows="array")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == []
+    assert ("more than 250000" if element == b"{}" else "$[0]") in errors[0]
+    assert peak < 12 * len(payload)
+
+
+def test_rows_below_different_headers_are_counted_together() -> None:
+    decoder = make_decoder(decode_settings(format="csv", rows="lines", header=True, columns=COLUMNS))
+    sent = [b"a,b%d\n" % number + b"1,2\n" * 60_000 for number in range(5)]
+    with pytest.raises(BatchTooWideError):
+        decoder.decode(batch_of(sent))
+    assert len(decoder.decode(batch_of(sent[:4])).messages) == 240_000
 
 
 @pytest.mark.parametrize(("name", "rows"), [("json", "lines"), ("json", "array"), ("csv", "lines")])
