@@ -35,6 +35,7 @@ class RestoreSurvey:
     oldest: int = 0
     newest: int = 0
     most_of_a_subject: int = 0
+    largest: int = 0
 
     @classmethod
     def of(cls, parts: Iterable[PartSurvey], begins: int, ends: int) -> RestoreSurvey:
@@ -56,6 +57,7 @@ class RestoreSurvey:
             found.gaps += part.gaps
             found.shown += part.shown
             found.last = part.last
+            found.largest = max(found.largest, part.largest)
             subjects.update(part.subjects)
         found.shown = found.shown[:MOST_SHOWN]
         found.missing = found.last + 1 - found.first - found.messages

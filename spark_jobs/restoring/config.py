@@ -13,7 +13,7 @@ from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from spark_jobs.reading.place import Place
 
-LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject")
+LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
 _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 """Settings that connect a stream to others by its subjects."""
 

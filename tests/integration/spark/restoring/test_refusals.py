@@ -173,6 +173,26 @@ def test_a_limit_that_would_drop_messages_is_named_and_can_be_kept_or_removed(
     assert asyncio.run(state_of(server.url, "LESS"))["messages"] < 10
 
 
+def test_messages_larger_than_the_stream_takes_are_found_before_the_restore(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    block = len(b"NATS/1.0\r\nName: value\r\n\r\n")
+    kept.write([11, 12], payloads=[b"x" * 50, b"x" * 40], headers=[None, [("Name", ["value"])]])
+    keep(kept, {**CONFIG, "max_msg_size": 40 + block - 1})
+    for options in ([], ["--allow-drops"]):
+        assert error(capfd, kept, server.url, *options) == (
+            f"stream ORDERS takes messages of up to {40 + block - 1}B (max_msg_size), but the largest has "
+            f"{40 + block}B: restore with --without-limits, or another setting in --stream-config"
+        )
+    assert asyncio.run(streams(server.url)) == []
+    options = ["--as", "MORE", "--subject-prefix", "more", "--without-limits"]
+    assert main([kept.url, "ORDERS", "--servers", server.url, *options]) == 0
+    keep(kept, {**CONFIG, "max_msg_size": 40 + block})
+    assert main([kept.url, "ORDERS", "--servers", server.url]) == 0
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 12
+
+
 def test_an_interest_stream_without_a_consumer_would_keep_nothing(
     nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
