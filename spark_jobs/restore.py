@@ -30,6 +30,7 @@ if __name__ == "__main__" and not __package__:
 from rich.console import Console
 
 from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import format_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
@@ -118,10 +119,24 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
     reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
-    plan, parts = _surveyed(maker, reading, plan, wanted.until, by_subject="max_msgs_per_subject" in limits_of(config))
-    found = RestoreSurvey.of(parts)
+    limits = limits_of(config)
+    plan, parts = _surveyed(maker, reading, plan, wanted.until, limits)
+    begins = wanted.first if wanted.first > 1 else plan.begins
+    ends = wanted.last if wanted.last is not None and wanted.until is None else 0
+    found = RestoreSurvey.of(parts, begins, ends)
     if not found.messages:
         raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
+    if found.largest > (most := limits.get("max_msg_size", found.largest)):
+        raise JetcaptureError(
+            f"stream {wanted.name} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
+            f"{format_size(found.largest)}: restore with --without-limits, or another setting in --stream-config"
+        )
+    for name, floor in wanted.consumers.items():
+        if floor > found.last:
+            raise JetcaptureError(
+                f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
+                "messages that are published later"
+            )
     return PreparedRestore(
         wanted=wanted,
         maker=maker,
@@ -135,10 +150,11 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
 
 
 def _surveyed(
-    maker: Maker, reading: Reading, plan: RestorePlan, until: int | None, *, by_subject: bool
+    maker: Maker, reading: Reading, plan: RestorePlan, until: int | None, limits: Mapping[str, int]
 ) -> tuple[RestorePlan, list[PartSurvey]]:
     """Count the ranges up to a time; return the plan without those after it."""
-    count = partial(survey_part, reading, until=until, by_subject=by_subject)
+    by_subject, by_size = "max_msgs_per_subject" in limits, "max_msg_size" in limits
+    count = partial(survey_part, reading, until=until, by_subject=by_subject, by_size=by_size)
     parts = list(maker.results(count, plan.parts))
     if until is None:
         return plan, parts
@@ -224,6 +240,8 @@ def _job(chosen: RestoreCommand) -> None:
 def _lines(prepared: PreparedRestore) -> list[str]:
     plan, name = prepared.plan, prepared.wanted.name
     lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    if plan.continued:
+        lines.append(f"created {plan.created}; it continues the stream that was created {', '.join(plan.continued)}")
     if plan.others:
         lines.append(f"created {plan.created}; the archive also has: {', '.join(plan.others)} (--created)")
     if plan.read > 2 * plan.weight:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_streams"
@@ -25,16 +26,24 @@ _CREATED = re.compile(r"[0-9TZ:.+-]{1,64}")
 class StreamConfig:
     """A stream's configuration as the server last had it, in the words of the JetStream API.
 
-    `created` is when the stream was created, as the server writes it.
+    `created` is when the stream was created, as the server writes it. `continues`: it may have messages from before, of
+    an earlier stream of its name, because it is or was a mirror, or was restored.
     """
 
     stream: str
     created: str
     config: Mapping[str, Any]
+    continues: bool = False
 
     def encode(self) -> bytes:
         """The file's content: the same for the same configuration."""
-        fields = {"format": FORMAT, "stream": self.stream, "stream_created": self.created, "config": self.config}
+        fields = {
+            "format": FORMAT,
+            "stream": self.stream,
+            "stream_created": self.created,
+            "continues": self.continues,
+            "config": self.config,
+        }
         return json.dumps(fields, sort_keys=True).encode() + b"\n"
 
 
@@ -53,15 +62,25 @@ def path(stream: str, created: str) -> str:
     return f"{directory(stream)}/{created.replace('-', '').replace(':', '')}.json"
 
 
-def decode(data: bytes, stream: str) -> StreamConfig:
-    """Read the file's content. Raises JetcaptureError when it is none, or that of another stream."""
+def is_path(path: str) -> bool:
+    """Whether this can be such a file, and not a temporary one that a crash left behind."""
+    name = path.rpartition("/")[2]
+    return name.endswith(".json") and not name.startswith(".")
+
+
+def decode(data: bytes, stream: str, path: str) -> StreamConfig:
+    """Read the content of the file at `path`. Raises JetcaptureError when it is none, or that of another stream."""
     try:
         fields = json.loads(data)
         found = StreamConfig(
-            stream=str(fields["stream"]), created=str(fields["stream_created"]), config=dict(fields["config"])
+            stream=str(fields["stream"]),
+            created=str(fields["stream_created"]),
+            config=dict(fields["config"]),
+            continues=fields.get("continues") is True,
         )
+        parse_time(found.created)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise JetcaptureError(f"the stream's configuration is damaged: {error!r}") from error
+        raise JetcaptureError(f"{path}: the stream's configuration is damaged: {error!r}") from error
     if found.stream != stream:
-        raise JetcaptureError(f"the configuration belongs to stream {found.stream}, not {stream}")
+        raise JetcaptureError(f"{path}: the configuration belongs to stream {found.stream}, not {stream}")
     return found

@@ -135,11 +135,11 @@ def newest(found: Iterable[ArchivedFile]) -> dict[str, ArchivedFile]:
     return files
 
 
-def expected_digest(file: ArchivedFile) -> bytes | None:
-    """Return the SHA-256 that the contents must have; None without one. Raises ValueError for another algorithm."""
+def expected_digest(file: ArchivedFile) -> bytes:
+    """Return the SHA-256 that the contents must have. Raises ValueError without one, and for another algorithm."""
     kind, _, text = file.digest.partition("=")
     if not file.digest:
-        return None
+        raise ValueError("its metadata has no digest")
     if kind.upper() != "SHA-256":
         raise ValueError(f"unknown digest {escaped(file.digest)}")
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

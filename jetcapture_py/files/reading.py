@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,20 +78,32 @@ def save_file(
             return archive.copy(store, name, _moment(as_of), target)
         except OSError as error:
             raise JetcaptureError(f"cannot write: {os.strerror(error.errno or 0)}") from error
-    partial = target.with_name(f".{target.name}.partial")
-
-    def save() -> ArchivedFile:
-        with partial.open("wb") as file:
-            return archive.copy(store, name, _moment(as_of), file)
-
     try:
-        found = _retried(save)
-        partial.replace(target)
+        return _replaced(target, lambda file: archive.copy(store, name, _moment(as_of), file))
     except OSError as error:
         raise JetcaptureError(f"cannot write {target}: {os.strerror(error.errno or 0)}") from error
-    finally:
+
+
+def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
+    """Replace the file `target` with what `write` writes, unless it fails. `write` may be called several times."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "")
+    partial = target.parent / f".{secrets.token_hex(16)}.partial"
+    file = partial.open("xb")  # never a file or link that is there
+
+    def again() -> T:
+        file.seek(0)
+        file.truncate()
+        return write(file)
+
+    try:
+        with file:
+            found = _retried(again)
+        partial.replace(target)
+    except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            partial.unlink()
+        raise
     return found
 
 
@@ -186,5 +200,5 @@ def _copy(objects: StoreObjects, file: ArchivedFile, target: BinaryIO) -> None:
         there = f"{chunks} of {plural(file.chunks, 'chunk')} and {size} of {plural(file.size, 'byte')}"
         reason = "the store removed chunks before they were captured"
         raise JetcaptureError(f"{quoted(file.name)} is incomplete: the archive has {there}; {reason}")
-    if expected is not None and state.digest() != expected:
+    if state.digest() != expected:
         raise JetcaptureError(f"{quoted(file.name)}: the contents do not have the SHA-256 of the metadata")

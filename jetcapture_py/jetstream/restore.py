@@ -1,8 +1,8 @@
 """Restore a stream from a backup through the JetStream API, `STREAM.RESTORE` (ADR-24).
 
 The server answers with a subject to which the backup is published in chunks. It acknowledges each once it is written,
-and gives up when it hears nothing for five seconds. It keeps what it has until then, so a restore that fails deletes
-the stream.
+and gives up when it hears nothing for five seconds. It creates the stream when it has read the beginning of the backup,
+and keeps what it has when a restore fails, which then deletes the stream unless somebody else has created it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _ACK_TIMEOUT = 60.0
 _FINISH_TIMEOUT = 600.0
 _ABORT_TIMEOUT = 10.0
 _ABORT_PAUSE = 0.5
+_CREATION_TIMEOUT = 10.0
+_CREATION_PAUSE = 0.05
 _EXISTS = (10130, 10058)
 _OLDEST = (2, 15)
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -52,6 +54,9 @@ class StreamRestore:
         self._answered = asyncio.Event()
         self._failure: SourceError | None = None
         self._result: dict[str, Any] | None = None
+        self._over = False  # the server has ended the restore
+        self._overtaken = False  # because somebody else has created the stream
+        self._created: str | None = None  # when the stream was created; "" if that may not be asked
 
     async def check(self) -> None:
         """Check that the server can restore, and that the stream does not exist. Raises SourceError."""
@@ -63,14 +68,15 @@ class StreamRestore:
                 "publishes the messages again, with new sequences and timestamps"
             )
         try:
-            await self._session.api.request(f"STREAM.INFO.{self.stream}")
+            created = await self._creation_time()
         except ApiError as error:
-            if error.err_code == STREAM_NOT_FOUND or error.code == FORBIDDEN:
+            if error.code == FORBIDDEN:
                 return
             raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
         except UnavailableError as error:
             raise SourceError(str(error)) from error
-        raise self._exists()
+        if created is not None:
+            raise self._exists()
 
     async def begin(self, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Create the stream; `config` and `state` are those of the JetStream API. Raises SourceError."""
@@ -88,6 +94,42 @@ class StreamRestore:
         except UnavailableError as error:
             raise SourceError(f"NATS did not start to restore stream {self.stream}: {error}") from error
         self._to = str(answer["deliver_subject"])
+
+    async def create(self, head: bytes) -> None:
+        """Send the beginning of the backup, so that the server creates the stream. Raises SourceError."""
+        await self.send(head)
+        try:
+            async with asyncio.timeout(_CREATION_TIMEOUT):
+                await self._await_stream()
+        except TimeoutError:
+            await self.finish()  # the server says only at the end why it did not create the stream
+            raise SourceError(f"the server did not create stream {self.stream}") from None
+
+    async def _await_stream(self) -> None:
+        """Wait until the server has created the stream, and note when it did, by which it is known later."""
+        while self._created is None:
+            await self.send(self._padding)
+            while self._sent:
+                await self._answer(_ACK_TIMEOUT)
+            try:
+                self._created = await self._creation_time()
+            except ApiError as error:
+                if error.code != FORBIDDEN:
+                    raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
+                self._created = ""
+            except UnavailableError as error:
+                raise SourceError(str(error)) from error
+            if self._created is None:
+                await asyncio.sleep(_CREATION_PAUSE)
+
+    async def _creation_time(self) -> str | None:
+        """Return when the stream was created, None if there is none. Raises ApiError and UnavailableError."""
+        try:
+            return str((await self._session.api.request(f"STREAM.INFO.{self.stream}"))["created"])
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                return None
+            raise
 
     async def send(self, data: bytes) -> None:
         """Send a piece of the backup; wait while too much is not acknowledged. Raises SourceError."""
@@ -117,29 +159,51 @@ class StreamRestore:
         return self._result
 
     async def abort(self) -> str | None:
-        """End a restore that has begun and did not finish, and delete its stream; return why that failed, or None."""
+        """End a restore that has begun and did not finish, and delete its stream; return why that failed, or None.
+
+        A stream that somebody else has created is left alone.
+        """
         if not self._to:
             return None
-        with suppress(SourceError, TimeoutError, OSError, nats.errors.Error):
-            await self._connection.publish(self._to, self._broken, f"{self._inbox}.end")
-        self._to, reason = "", "the server did not answer"
         clock = asyncio.get_running_loop().time
         deadline = clock() + _ABORT_TIMEOUT
-        deleted = 0
-        while clock() < deadline and deleted < 2:
+        if self._created is None and self._failure is None:
+            with suppress(SourceError, TimeoutError):
+                async with asyncio.timeout(_ABORT_TIMEOUT / 2):
+                    await self._await_stream()
+        while not self._over and clock() < deadline:
+            self._answered.clear()
+            with suppress(TimeoutError, OSError, nats.errors.Error):
+                for chunk in (self._broken, b""):
+                    await self._connection.publish(self._to, chunk, f"{self._inbox}.end")
+                async with asyncio.timeout(_ABORT_PAUSE):
+                    while not self._over:
+                        await self._answered.wait()
+                        self._answered.clear()
+        reason: str | None = "the server did not answer"
+        while self._over and clock() < deadline:
             try:
-                await self._session.api.request(f"STREAM.DELETE.{self.stream}")
-                deleted += 1
-            except ApiError as error:
-                if error.err_code != STREAM_NOT_FOUND:
-                    reason = str(error)
-                    break
-                deleted += 1  # again: the server may just be about to create it
+                reason = None if self._overtaken else await self._delete()
+                break
             except UnavailableError as error:
                 reason = str(error)
-            await asyncio.sleep(_ABORT_PAUSE)
+                await asyncio.sleep(_ABORT_PAUSE)
+        self._to = ""
         await self._leave()
-        return None if deleted == 2 else reason
+        return reason
+
+    async def _delete(self) -> str | None:
+        """Delete the stream if this restore has created it; return why not, or None. Raises UnavailableError."""
+        try:
+            created = await self._creation_time()
+            if created is None or (self._created and created != self._created):
+                return None
+            if not self._created:
+                return "somebody else may have created it"
+            await self._session.api.request(f"STREAM.DELETE.{self.stream}")
+        except ApiError as error:
+            return None if error.err_code == STREAM_NOT_FOUND else str(error)
+        return None
 
     async def _leave(self) -> None:
         with suppress(ValueError):
@@ -176,15 +240,17 @@ class StreamRestore:
     async def _on_answer(self, message: Any) -> None:
         number = message.subject.rpartition(".")[2]
         if message.data:
+            self._over = True
             answer = json.loads(message.data)
             if answer.get("error", {}).get("err_code") in _EXISTS:  # somebody has just created it: leave it alone
-                self._to, self._failure = "", self._exists()
+                self._overtaken, self._failure = True, self._exists()
             elif "error" in answer:
                 text = str(answer["error"].get("description", "unknown"))
                 self._fail(f"the server could not restore stream {self.stream}: {one_line(text)}")
             else:
                 self._result = answer
         elif message.headers and message.headers.get("Status") == "503":
+            self._over = True
             self._fail(f"the server gave up restoring stream {self.stream}: it heard nothing for five seconds")
         if number.isdigit():
             self._pending -= self._sent.pop(int(number), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,14 +44,25 @@ def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime |
     store, target = _store(config), output
     if target is None:
         target = Path(PurePosixPath(name).name)
-        if not target.name or not target.name.isprintable() or target.exists():
+        if not _is_free(target):
             raise ConfigError(f"--output: required: {escaped(target.name)} exists, or cannot be a file's name")
-    to = sys.stdout.buffer if target == STDOUT else target
+    to = sys.stdout.buffer if output == STDOUT else target
     found = save_file(config.store.url, store, name, to, as_of=as_of, options=config.store.options)
     sys.stdout.flush()
-    if target != STDOUT:
+    if output != STDOUT:
         sys.stdout.write(f"{escaped(str(target))}: {plural(found.size, 'byte', grouped=True)}\n")
     return 0
+
+
+def _is_free(target: Path) -> bool:
+    """Whether nothing has this name, not even a broken link, and a file can have it."""
+    try:
+        target.lstat()
+    except OSError as error:
+        return error.errno == errno.ENOENT and target.name.isprintable()
+    except ValueError:
+        return False
+    return False
 
 
 def _store(config: Config) -> str:

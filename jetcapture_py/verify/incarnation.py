@@ -40,14 +40,14 @@ class Incarnation:
     def holds(self, created: str, low: int | None, high: int | None) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are of it; None: some or unknown.
 
-        `created` is from the object's footer, "" without one; `low` and `high` are its earliest and latest timestamp.
-        They decide if the footer does not, as for objects of several incarnations that compaction has merged. The
-        footer takes precedence: a server's clock may go backward.
+        `created` is from the object's footer, "" without one; compaction joins several with commas. `low` and `high`
+        are the object's earliest and latest timestamp. They decide if the footer does not, as for objects of several
+        incarnations that compaction has merged. The footer takes precedence: a server's clock may go backward.
         """
         if created == self.created:
             return True
         if self.mirror:
-            return created == ""
+            return created == "" or self.created in created.split(",")
         if low is None or high is None or low < self.since <= high:
             return None
         if self.restored and self.oldest <= high < self.since:

@@ -114,7 +114,7 @@ class RestoreCommand(LoginArguments, StoreArguments):
         bool,
         Option(
             "--without-limits",
-            help="Create the stream without max_age, max_msgs, max_bytes and max_msgs_per_subject.",
+            help="Create the stream without max_age, max_msgs, max_bytes, max_msgs_per_subject and max_msg_size.",
         ),
     ] = False
     allow_drops: Annotated[

@@ -19,7 +19,8 @@ _SURE = 0.9
 
 @dataclass(slots=True)
 class RestoreSurvey:
-    """What the ranges have together, as in `PartSurvey`; `missing` is the number of sequences in `gaps`."""
+    """What the ranges have together, as in `PartSurvey`; `missing` is the number of sequences in `gaps`, and `before`
+    and `after` those that are missing at the beginning and at the end of what was wanted."""
 
     messages: int = 0
     quarantined: int = 0
@@ -28,14 +29,17 @@ class RestoreSurvey:
     last: int = 0
     missing: int = 0
     gaps: int = 0
+    before: int = 0
+    after: int = 0
     shown: list[tuple[int, int]] = field(default_factory=list)
     oldest: int = 0
     newest: int = 0
     most_of_a_subject: int = 0
+    largest: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[PartSurvey]) -> RestoreSurvey:
-        """Add up the ranges, which are in order."""
+    def of(cls, parts: Iterable[PartSurvey], begins: int, ends: int) -> RestoreSurvey:
+        """Add up the ranges, which are in order; sequences from `begins` to `ends` are wanted."""
         found = cls()
         subjects: Counter[str] = Counter()
         for part in parts:
@@ -53,19 +57,23 @@ class RestoreSurvey:
             found.gaps += part.gaps
             found.shown += part.shown
             found.last = part.last
+            found.largest = max(found.largest, part.largest)
             subjects.update(part.subjects)
         found.shown = found.shown[:MOST_SHOWN]
         found.missing = found.last + 1 - found.first - found.messages
+        found.before = max(0, found.first - begins)
+        found.after = max(0, ends - found.last)
         found.most_of_a_subject = max(subjects.values(), default=0)
         return found
 
 
 def holes(found: RestoreSurvey, stream: str) -> str | None:
     """Describe missing sequences, in one line; None if there are none."""
-    if not found.missing:
+    lacking = [text for text, _ in _absent(found)]
+    if not lacking:
         return None
     return (
-        f"the archive of stream {stream} lacks {_missing(found)}. If the stream did not have them either (they were "
+        f"the archive of stream {stream} lacks {'; '.join(lacking)}. If the stream did not have them either (they were "
         "deleted, expired or replaced before they were captured), restore with --allow-holes"
     )
 
@@ -96,18 +104,32 @@ def describe(found: RestoreSurvey) -> Iterator[str]:
         f"{plural(found.messages, 'message', grouped=True)}, sequences {found.first} to {found.last}, "
         f"from {_time(found.oldest)} to {_time(found.newest)}"
     )
-    if found.missing:
-        yield f"missing: {_missing(found)}; they become deleted messages"
+    for text, effect in _absent(found):
+        yield f"missing: {text}; {effect}"
     if found.quarantined:
         yield f"{plural(found.quarantined, 'message', grouped=True)} from the quarantine, with their original bytes"
     if found.copies:
         yield f"{plural(found.copies, 'copy', 'copies', grouped=True)} left out"
 
 
-def _missing(found: RestoreSurvey) -> str:
-    shown = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in found.shown)
-    more = ", …" if found.gaps > len(found.shown) else ""
-    return f"{plural(found.missing, 'sequence', grouped=True)} between {found.first} and {found.last}: {shown}{more}"
+def _absent(found: RestoreSurvey) -> Iterator[tuple[str, str]]:
+    """Yield which sequences are missing, and with which effect."""
+    if found.missing:
+        shown = ", ".join(_text(first, last) for first, last in found.shown)
+        more = ", …" if found.gaps > len(found.shown) else ""
+        count = plural(found.missing, "sequence", grouped=True)
+        yield f"{count} between {found.first} and {found.last}: {shown}{more}", "they become deleted messages"
+    if found.before:
+        before = _text(found.first - found.before, found.first - 1)
+        yield f"{plural(found.before, 'sequence', grouped=True)} at the beginning: {before}", "the stream begins later"
+    if found.after:
+        after = _text(found.last + 1, found.last + found.after)
+        count = plural(found.after, "sequence", grouped=True)
+        yield f"{count} at the end: {after}", f"the next message gets sequence {found.last + 1}"
+
+
+def _text(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _time(nanoseconds: int) -> str:

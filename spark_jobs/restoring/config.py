@@ -13,7 +13,7 @@ from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from spark_jobs.reading.place import Place
 
-LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject")
+LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
 _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 """Settings that connect a stream to others by its subjects."""
 
@@ -25,13 +25,13 @@ def kept_config(place: Place, stream: str, created: str) -> StreamConfig | None:
     """
     directory = stream_config.directory(stream)
     wanted = stream_config.path(stream, created)
-    paths = [path for path in sorted(place.files(directory)) if path.endswith(".json")]
+    paths = [path for path in sorted(place.files(directory)) if stream_config.is_path(path)]
     found = [path for path in paths if path == wanted] if created else paths[-1:]
     if not found:
         return None
     with place.reading(found[0]):
         data: bytes = place.fs.cat_file(f"{place.root}/{found[0]}")
-    return stream_config.decode(data, stream)
+    return stream_config.decode(data, stream, found[0])
 
 
 def target_config(

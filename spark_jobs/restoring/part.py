@@ -73,7 +73,8 @@ class PartSurvey:
     Between them are `gaps`, of which the first few are in `shown`, inclusive. `copies` counts rows that were left out.
     `oldest` and `newest` are timestamps in
     nanoseconds. `until` is the last sequence with a timestamp not after the wanted
-    one, 0 without one. `subjects` counts messages by subject, if wanted.
+    one, 0 without one. `subjects` counts messages by subject, and `largest` is the size of the largest message with its
+    headers, if wanted.
     """
 
     messages: int
@@ -87,6 +88,7 @@ class PartSurvey:
     newest: int
     until: int
     subjects: Mapping[str, int]
+    largest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,12 @@ def make_part(reading: Reading, spec: PartSpec) -> tuple[int, bytes]:
     return len(rows.seqs), b"".join(pieces)
 
 
-def survey_part(reading: Reading, spec: PartSpec, until: int | None, *, by_subject: bool) -> PartSurvey:
-    """Count what a range has. Raises JetcaptureError."""
-    rows = _read(reading, spec, (*_SURVEYED, layout.SUBJECT) if by_subject else _SURVEYED)
+def survey_part(
+    reading: Reading, spec: PartSpec, until: int | None, *, by_subject: bool, by_size: bool = False
+) -> PartSurvey:
+    """Count what a range has; `by_size` reads everything. Raises JetcaptureError."""
+    columns = (*_SURVEYED, layout.SUBJECT) if by_subject else _SURVEYED
+    rows = _read(reading, spec, _RESTORED if by_size else columns)
     seqs, times = rows.seqs, rows.nanoseconds
     if not len(seqs):
         return _NOTHING
@@ -132,6 +137,7 @@ def survey_part(reading: Reading, spec: PartSpec, until: int | None, *, by_subje
         newest=int(times.max()),
         until=int(before[-1]) if len(before) else 0,
         subjects=subjects,
+        largest=max(map(_largest, _slices(rows))) if by_size else 0,
     )
 
 
@@ -147,6 +153,7 @@ _NOTHING = PartSurvey(
     newest=0,
     until=0,
     subjects={},
+    largest=0,
 )
 
 
@@ -226,23 +233,41 @@ def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:
     return table.take(pa.array(places))
 
 
+def _slices(rows: _Rows) -> Iterator[pa.Table]:
+    """Yield the rows, some at a time."""
+    count = len(rows.seqs)
+    size = max(1, min(_ROWS, count * _BYTES // max(1, rows.table.nbytes)))
+    for start in range(0, count, size):
+        yield rows.table.slice(start, size).combine_chunks()
+
+
+def _largest(some: pa.Table) -> int:
+    """Return the bytes of the largest message with its headers."""
+    sizes = pc.fill_null(pc.binary_length(_array(some, layout.PAYLOAD)), 0)
+    blocks = _blocks(some)
+    return int(pc.max(sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))).as_py())
+
+
+def _blocks(some: pa.Table) -> pa.BinaryArray | None:
+    """Return the header blocks, as they are where they could not be read."""
+    blocks = header_blocks(_array(some, layout.HEADERS), {}, len(some), stored=True)
+    if layout.STAGE in some.schema.names:
+        return _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
+    return blocks
+
+
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
     """Yield the entries of messages, some at a time."""
-    table = rows.table
-    start, count = 0, len(rows.seqs)
-    size = max(1, min(_ROWS, count * _BYTES // max(1, table.nbytes)))
-    while start < count:
-        some = table.slice(start, size).combine_chunks()
+    start = 0
+    for some in _slices(rows):
         subjects = _array(some, layout.SUBJECT).cast(pa.binary())
-        blocks = header_blocks(_array(some, layout.HEADERS), {}, len(some), stored=True)
         if layout.STAGE in some.schema.names:
             subjects = _unescaped(subjects, _array(some, layout.STAGE))
-            blocks = _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
         if prefix:
             subjects = pc.binary_join_element_wise(pa.scalar(prefix.encode()), subjects, pa.scalar(b""))
         payloads = pc.fill_null(_array(some, layout.PAYLOAD), b"")
         end = start + len(some)
-        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], blocks, payloads)
+        yield backup.messages(subjects, rows.nanoseconds[start:end], rows.seqs[start:end], _blocks(some), payloads)
         start = end
 
 

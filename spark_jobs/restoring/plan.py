@@ -10,20 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import plural
 from spark_jobs.reading.place import Place
+from spark_jobs.restoring.incarnations import Bounds, choose, divide, moment, span, unite
 from spark_jobs.restoring.part import PartSpec, Piece
 
 PART_BYTES = 24 << 20
@@ -56,6 +56,7 @@ class _Group:
 class _Footer:
     name: ObjectName
     created: tuple[str, ...]
+    bounds: Bounds
     missing: tuple[str, ...]
     groups: tuple[tuple[int, int, int, int], ...]  # first and last sequence, bytes of messages, and rows
 
@@ -63,13 +64,16 @@ class _Footer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
     """The ranges of a restore, in order. `created` is when the restored incarnation of the stream was created, "" if
-    unknown, and `others` when other incarnations in the archive were. `weight` and `rows` are the bytes of messages and
-    the rows of all row groups, and `read` the bytes that are read for all ranges.
+    unknown, `continued` when those were whose sequences it continues, and `others` when other incarnations in the
+    archive were. `begins` is the first sequence of it and all older ones. `weight` and `rows` are the bytes of messages
+    and the rows of all row groups, and `read` the bytes that are read for all ranges.
     """
 
     parts: tuple[PartSpec, ...]
     created: str
+    continued: tuple[str, ...]
     others: tuple[str, ...]
+    begins: int
     objects: int
     weight: int
     rows: int
@@ -90,9 +94,10 @@ def plan_restore(place: Place, stream: str, *, first: int, last: int | None, cre
         except VanishedError:
             if attempt + 1 == _ATTEMPTS:
                 raise
-    incarnations = sorted({each for footer in footers for each in footer.created}, key=_moment)
-    chosen = _choose(incarnations, created, stream)
-    own = [footer for footer in footers if chosen in footer.created or not footer.created]
+    incarnations = sorted({each for footer in footers for each in footer.created}, key=moment)
+    chosen = choose(incarnations, created, stream)
+    united, begins = unite((footer.bounds for footer in footers), chosen)
+    own = [footer for footer in footers if not footer.created or not set(united).isdisjoint(footer.created)]
     for column, text in _REQUIRED.items():
         if lacking := [footer for footer in own if column in footer.missing]:
             raise JetcaptureError(
@@ -108,11 +113,13 @@ def plan_restore(place: Place, stream: str, *, first: int, last: int | None, cre
     if not groups:
         raise JetcaptureError(f"the archive of stream {stream} has no messages in this range")
     cuts = _cuts(groups)
-    parts, read = _parts(groups, cuts, own, chosen)
+    parts, read = _parts(groups, cuts, own, united)
     return RestorePlan(
         parts=parts,
         created=chosen,
-        others=tuple(each for each in incarnations if each != chosen),
+        continued=united[:-1],
+        others=tuple(each for each in incarnations if each not in united),
+        begins=begins,
         objects=len(own),
         weight=sum(group.weight for group in groups),
         rows=sum(group.rows for group in groups),
@@ -143,15 +150,29 @@ def _footers(place: Place, names: Sequence[ObjectName]) -> list[_Footer]:
 
 
 def _footer(place: Place, name: ObjectName) -> _Footer:
-    with place.reading(name.path), place.fs.open(f"{place.root}/{name.path}", "rb") as file:
-        metadata = pq.read_metadata(file)
+    times = None
+    with (
+        place.reading(name.path),
+        place.fs.open(f"{place.root}/{name.path}", "rb") as file,
+        pq.ParquetFile(file) as parquet,
+    ):
+        metadata = parquet.metadata
+        created = tuple(filter(None, entries(metadata.metadata).get("stream_created", "").split(",")))
+        if len(created) > 1:
+            times = parquet.read([layout.SEQ, layout.TIMESTAMP])
     columns = {metadata.schema.column(index).path.split(".")[0] for index in range(metadata.num_columns)}
-    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    groups = [_measured(metadata.row_group(index), name) for index in range(metadata.num_row_groups)]
+    if times is not None:
+        moments = times[layout.TIMESTAMP].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        bounds = divide(created, times[layout.SEQ].to_numpy(), moments.to_numpy())
+    else:
+        bounds = {each: (min(group[0] for group in groups), max(group[1] for group in groups)) for each in created}
     return _Footer(
         name=name,
-        created=tuple(filter(None, entries(metadata.metadata).get("stream_created", "").split(","))),
+        created=created,
+        bounds=bounds,
         missing=tuple(column for column in _REQUIRED if column not in columns),
-        groups=tuple(_measured(group, name) for group in groups),
+        groups=tuple(groups),
     )
 
 
@@ -161,22 +182,6 @@ def _measured(group: Any, name: ObjectName) -> tuple[int, int, int, int]:
     columns = (group.column(index) for index in range(group.num_columns))
     weight = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in _WEIGHED)
     return int(low), int(high), int(weight + group.num_rows * _ROW_BYTES), int(group.num_rows)
-
-
-def _moment(created: str) -> datetime:
-    return datetime.fromisoformat(created)
-
-
-def _choose(incarnations: Sequence[str], wanted: str | None, stream: str) -> str:
-    if wanted is None:
-        return incarnations[-1] if incarnations else ""
-    found = [each for each in incarnations if each.startswith(wanted)]
-    if len(found) != 1:
-        known = ", ".join(incarnations) or "none is known"
-        raise JetcaptureError(
-            f"--created {wanted}: {len(found)} incarnations of stream {stream} were created then; there are: {known}"
-        )
-    return found[0]
 
 
 def _cuts(groups: Sequence[_Group]) -> Any:
@@ -207,7 +212,7 @@ def _divided(firsts: Any, lasts: Any, weights: Any, target: int) -> Any:
 
 
 def _parts(
-    groups: Sequence[_Group], cuts: Any, own: Sequence[_Footer], chosen: str
+    groups: Sequence[_Group], cuts: Any, own: Sequence[_Footer], united: Sequence[str]
 ) -> tuple[tuple[PartSpec, ...], int]:
     """Return the ranges that have messages, and how many bytes are read for all of them."""
     found: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -218,7 +223,7 @@ def _parts(
             found[part][group.source].append(group.number)
             read += group.weight
     end = max(group.last for group in groups)
-    spans = {number: _span(footer, chosen) for number, footer in enumerate(own)}
+    spans = {number: span(footer.created, united) for number, footer in enumerate(own)}
     parts = tuple(
         PartSpec(
             first=int(cuts[part]),
@@ -236,12 +241,3 @@ def _pieces(
     for number, groups in sorted(members.items(), key=lambda member: own[member[0]].name.first_seq):
         name = own[number].name
         yield Piece(path=name.path, groups=tuple(groups), quarantine=name.quarantine, span=spans[number])
-
-
-def _span(footer: _Footer, chosen: str) -> tuple[int, int] | None:
-    """Return the time of the chosen incarnation in microseconds, for an object that also has messages of others."""
-    if len(footer.created) < 2:
-        return None
-    began = _moment(chosen)
-    later = [moment for moment in map(_moment, footer.created) if moment > began]
-    return microseconds_of(began), microseconds_of(min(later)) if later else 1 << 62

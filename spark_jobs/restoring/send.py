@@ -52,24 +52,25 @@ async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[st
         restore = _restore(session, order.stream)
         await restore.check()
         state = {"first_seq": order.first, "last_seq": order.last}
-        try:
-            with _terminated():
+        with _terminated() as ignore_termination:
+            try:
                 await restore.begin(order.config, state)
-                await restore.send(backup.framed(backup.head(order.first, order.last, order.consumers)))
+                await restore.create(backup.framed(backup.head(order.first, order.last, order.consumers)))
                 for future in made:
                     count, data = await _patiently(future, restore)
                     await restore.send(data)
                     sent(count)
                 await restore.send(backup.framed(backup.END))
                 return await restore.finish()
-        except BaseException as error:
-            reason = await restore.abort()
-            if reason is None:
-                raise
-            raise SourceError(
-                f"{str(error) or 'interrupted'}; the incomplete stream {order.stream} could not be removed ({reason}): "
-                f"remove it with nats stream rm {order.stream}"
-            ) from error
+            except BaseException as error:
+                ignore_termination()
+                reason = await restore.abort()
+                if reason is None:
+                    raise
+                raise SourceError(
+                    f"{str(error) or 'interrupted'}; the incomplete stream {order.stream} could not be removed "
+                    f"({reason}): remove it with nats stream rm {order.stream}"
+                ) from error
 
 
 def _restore(session: ReadSession, stream: str) -> StreamRestore:
@@ -85,14 +86,18 @@ async def _patiently(future: Future[tuple[int, bytes]], restore: StreamRestore) 
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
-    """Cancel the task on SIGTERM, so that it can clean up."""
+def _terminated() -> Iterator[Callable[[], None]]:
+    """Cancel the task on SIGTERM, so that it can clean up. Yields what makes SIGTERM have no effect, until the end."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
-        if task is not None:
-            loop.add_signal_handler(signal.SIGTERM, task.cancel)
+
+    def on_termination(act: Callable[[], object]) -> None:
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
+            loop.add_signal_handler(signal.SIGTERM, act)
+
+    if task is not None:
+        on_termination(task.cancel)
     try:
-        yield
+        yield lambda: on_termination(lambda: None)
     finally:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.remove_signal_handler(signal.SIGTERM)

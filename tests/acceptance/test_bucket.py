@@ -144,7 +144,7 @@ async def use(url: str, seed: int) -> Use:
         for batch in range(REVISIONS // AT_ONCE):
             for key, value, headers in changes(choose, batch):
                 await stream.publish(f"$KV.{BUCKET}.{key}", value, headers=headers or None)
-            last = (await stream.publish(f"$KV.{BUCKET}.last", b"{}")).seq
+            last = (await stream.publish(f"$KV.{BUCKET}.last", b'{"n": 0}')).seq
             await until(lambda: delivered(client, found, last), f"revision {last} is delivered to the capture")  # noqa: B023
             if batch in moments:
                 found.snapshots.append(await snapshot(client))

@@ -110,6 +110,8 @@ class _Writer:
             value = read(stream, self.schema, self.reader)
             stream.seek(end)
             return value
+        except (EOFError, IndexError):
+            raise ValueError("not a datum of its schema: truncated, or an index out of range") from None
         except Exception as error:  # of many types, for damaged data
             raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
 

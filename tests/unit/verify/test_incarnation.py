@@ -44,3 +44,10 @@ def test_an_objects_footer_decides_where_it_names_the_stream() -> None:
     assert RESTORED.holds(CREATED, OLDEST - 9, OLDEST - 1) is True
     mirror = Incarnation.of(CREATED, mirror=True)
     assert [mirror.holds(created, OLDEST, SINCE) for created in (CREATED, "", BEFORE)] == [True, True, False]
+
+
+def test_what_compaction_has_merged_belongs_to_a_mirror_that_was_created_again() -> None:
+    mirror, merged = Incarnation.of(CREATED, mirror=True), f"{BEFORE},{CREATED}"
+    assert mirror.holds(merged, OLDEST, SINCE) is True
+    assert mirror.holds(f"{BEFORE},2026-05-01T11:30:00Z", OLDEST, SINCE) is False
+    assert RECREATED.holds(merged, OLDEST, SINCE) is None, "its rows decide"

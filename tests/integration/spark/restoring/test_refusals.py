@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from spark_jobs.restoring import makers, plan
 from tests.integration.security.test_permissions import EXAMPLE, as_user, listed, without
 from tests.integration.spark.conftest import Archive
 from tests.support.nats_server import NatsServer, older_servers
-from tests.support.restores import api, opened, state_of
+from tests.support.restores import api, next_sequence, opened, state_of
 
 Start = Callable[..., NatsServer]
 CREATED = "2026-05-01T00:00:00.123456789Z"
@@ -69,6 +70,11 @@ async def create(url: str, config: dict[str, Any]) -> None:
         await api(client, f"STREAM.CREATE.{config['name']}", config)
 
 
+async def delete(url: str, stream: str) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.DELETE.{stream}")
+
+
 def test_an_archive_without_the_configuration_needs_a_file(
     nats_server: Start, kept: Archive, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +112,39 @@ def test_an_older_server_is_named(
     )
 
 
+def test_a_range_that_the_archive_does_not_have_as_a_whole_has_holes(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    kept.write(list(range(20, 23)), metadata={"stream_created": CREATED})
+    options = ["--from-seq", "15", "--to-seq", "100"]
+    assert main([kept.url, "ORDERS", "--dry-run", *options]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("missing: ")] == [
+        "missing: 5 sequences at the beginning: 15 to 19; the stream begins later",
+        "missing: 78 sequences at the end: 23 to 100; the next message gets sequence 23",
+    ]
+    assert error(capfd, kept, server.url, *options).startswith(
+        "the archive of stream ORDERS lacks 5 sequences at the beginning: 15 to 19; 78 sequences at the end: 23 to 100."
+    )
+    assert main([kept.url, "ORDERS", "--servers", server.url, "--allow-holes", *options]) == 0
+    state = asyncio.run(state_of(server.url, "ORDERS"))
+    assert (state["first_seq"], state["last_seq"]) == (20, 22)
+    until = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS", first=20, last=100, until=1 << 62))
+    assert until.hole is None, "a time was the bound"
+
+
+def test_a_consumer_that_would_skip_later_messages_is_refused(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    assert error(capfd, kept, server.url, "--to-seq", "8", "--consumer", "good=8", "--consumer", "late=9") == (
+        "--consumer late=9: the last restored sequence is 8, and the consumer would skip messages that are published "
+        "later"
+    )
+    assert asyncio.run(streams(server.url)) == []
+
+
 LIMITS = {
     "max_age": (3_600_000_000_000, r"it keeps messages for 1h \(max_age\), but the oldest is of 2026-05-01T12"),
     "max_msgs": (9, r"it keeps 9 messages \(max_msgs\), not 10"),
@@ -132,6 +171,26 @@ def test_a_limit_that_would_drop_messages_is_named_and_can_be_kept_or_removed(
     while asyncio.run(state_of(server.url, "LESS"))["messages"] == 10 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert asyncio.run(state_of(server.url, "LESS"))["messages"] < 10
+
+
+def test_messages_larger_than_the_stream_takes_are_found_before_the_restore(
+    nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    block = len(b"NATS/1.0\r\nName: value\r\n\r\n")
+    kept.write([11, 12], payloads=[b"x" * 50, b"x" * 40], headers=[None, [("Name", ["value"])]])
+    keep(kept, {**CONFIG, "max_msg_size": 40 + block - 1})
+    for options in ([], ["--allow-drops"]):
+        assert error(capfd, kept, server.url, *options) == (
+            f"stream ORDERS takes messages of up to {40 + block - 1}B (max_msg_size), but the largest has "
+            f"{40 + block}B: restore with --without-limits, or another setting in --stream-config"
+        )
+    assert asyncio.run(streams(server.url)) == []
+    options = ["--as", "MORE", "--subject-prefix", "more", "--without-limits"]
+    assert main([kept.url, "ORDERS", "--servers", server.url, *options]) == 0
+    keep(kept, {**CONFIG, "max_msg_size": 40 + block})
+    assert main([kept.url, "ORDERS", "--servers", server.url]) == 0
+    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 12
 
 
 def test_an_interest_stream_without_a_consumer_would_keep_nothing(
@@ -240,6 +299,25 @@ sys.exit(restore.main(sys.argv[1:]))
 """
 
 
+def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_server: Start, large: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    max(large.root.rglob("*.parquet")).unlink()
+    abort = StreamRestore.abort
+
+    async def terminated(started: StreamRestore) -> str | None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.1)
+        return await abort(started)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "abort", terminated)
+        with pytest.raises(JetcaptureError, match="is gone"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
     nats_server: Start, large: Archive, capfd: pytest.CaptureFixture[str], end: signal.Signals
@@ -282,5 +360,46 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Sta
         patch.setattr(StreamRestore, "begin", overtaken)
         with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
-    assert asyncio.run(streams(server.url)) == ["ORDERS"]
-    assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
+        assert asyncio.run(streams(server.url)) == ["ORDERS"]
+        assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
+        asyncio.run(delete(server.url, "ORDERS"))
+        next(kept.root.rglob("*.parquet")).unlink()
+        with pytest.raises(JetcaptureError, match="is gone"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_alone(
+    nats_server: Start, large: Archive
+) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    work = makers.Maker.futures
+
+    def futures(maker: makers.Maker, make: Any, specs: Any) -> Any:
+        for number, future in enumerate(work(maker, make, specs)):
+            if number == 10:
+                break
+            yield future
+        with ThreadPoolExecutor() as thread:  # an event loop runs in this one
+            thread.submit(asyncio.run, delete(server.url, "ORDERS")).result()
+            thread.submit(asyncio.run, create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})).result()
+        raise JetcaptureError("this range cannot be read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(makers.Maker, "futures", futures)
+        with pytest.raises(JetcaptureError, match="this range cannot be read"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+def test_a_restore_that_may_not_ask_whose_the_stream_is_leaves_it(
+    nats_server: Start, large: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = permitted(nats_server, monkeypatch, without("$JS.API.STREAM.INFO.RESTORED", of="RESTORER"))
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="RESTORED"))
+    max(large.root.rglob("*.parquet")).unlink()
+    with pytest.raises(
+        JetcaptureError, match=r"the incomplete stream RESTORED could not be removed \(.*STREAM.INFO.RESTORED"
+    ):
+        restore(prepared, NatsConfig.model_validate(as_user(server, "restorer")))

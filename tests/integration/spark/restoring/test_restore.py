@@ -17,7 +17,7 @@ from spark_jobs.restoring import plan
 from spark_jobs.restoring.makers import Maker
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
-from tests.support.running import STREAM, capture_all, config, objects
+from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,6 +156,24 @@ def test_an_archive_of_bundles_comes_back(nats_server: Start, tmp_path: Path) ->
     assert len(list(tmp_path.glob("a/*/bundle=*"))) == 4
     assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(one.url, STREAM))
     assert asyncio.run(compare(one.url, other.url, STREAM)) == found.last + 1 - found.first
+
+
+def test_a_stream_that_was_restored_and_captured_again_comes_back_as_a_whole(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    one, two, three = nats_server(), nats_server(), nats_server()
+    asyncio.run(publish(one.url, [("orders.one", b"%d" % number, None) for number in range(5)]))
+    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    wanted = Origin(one.url, tmp_path / "a").wanted
+    done(prepare(wanted(consumers={CONSUMER: 5})), two.url)
+    assert [asyncio.run(next_sequence(two.url, STREAM, "orders.two")) for _ in range(3)] == [6, 7, 8]
+    asyncio.run(capture_all(config(two.url, tmp_path / "a")))
+    assert {(name.first_seq, name.last_seq) for name in objects(tmp_path / "a")} == {(1, 5), (6, 8)}
+    prepared = prepare(wanted())
+    assert prepared.hole is None
+    done(prepared, three.url)
+    assert asyncio.run(state_of(three.url, STREAM)) == asyncio.run(state_of(two.url, STREAM))
+    assert asyncio.run(compare(two.url, three.url, STREAM)) == 8
 
 
 def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(

@@ -15,6 +15,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.reading.place import Place
 from spark_jobs.restoring import plan
+from spark_jobs.restoring.checks import RestoreSurvey, holes
 from spark_jobs.restoring.part import Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore
 from tests.integration.spark.conftest import HOUR, Archive
@@ -182,6 +183,57 @@ def test_an_object_of_two_incarnations_is_divided_by_time(archive: Archive) -> N
     assert [entry.nanoseconds for entry in restored(archive, planned(archive))] == [later * 1000, (later + 1) * 1000]
     older = restored(archive, planned(archive, created=CREATED))
     assert [entry.nanoseconds for entry in older] == [(START + 1) * 1000, (START + 2) * 1000]
+
+
+def test_a_stream_that_continues_the_sequences_of_an_earlier_one_is_restored_with_it(archive: Archive) -> None:
+    write(archive, [1, 2, 3, 4, 5], "a")
+    write(archive, [6, 7, 8], "a", created=LATER)
+    for created in (None, LATER):
+        found = planned(archive, created=created)
+        assert (found.created, found.continued, found.others, found.begins) == (LATER, (CREATED,), (), 1)
+        assert restored(archive, found) == expected(list(range(1, 9)))
+    assert restored(archive, planned(archive, 4, 7)) == expected([4, 5, 6, 7])
+    assert restored(archive, planned(archive, created=CREATED)) == expected([1, 2, 3, 4, 5])
+    again = "2026-05-01T14:00:00Z"
+    write(archive, [9], "b", created=again)
+    found = planned(archive)
+    assert (found.created, found.continued) == (again, (CREATED, LATER))
+    assert restored(archive, found) == expected(list(range(1, 10)))
+
+
+def test_an_object_of_a_stream_and_of_those_that_it_continues_and_replaces_is_divided(archive: Archive) -> None:
+    hour = 3_600_000_000
+    created = [f"2026-05-01T{number}:00:00Z" for number in (12, 13, 14, 15)]
+    seqs = [1, 2, 3, 1, 2, 3, 4, 1]
+    times = [START + 1 + number * hour + seq for seq, number in zip(seqs, [0, 0, 0, 1, 1, 2, 2, 3], strict=True)]
+    order = sorted(range(8), key=lambda index: seqs[index])
+    archive.write(
+        [seqs[index] for index in order],
+        "a",
+        timestamps=[times[index] for index in order],
+        metadata={"stream_created": ",".join(created)},
+    )
+    found = planned(archive, created=created[2])
+    assert (found.continued, found.others, found.begins) == ((created[1],), (created[0], created[3]), 1)
+    assert [(entry.seq, entry.nanoseconds // 1000) for entry in restored(archive, found)] == list(
+        zip(seqs[3:7], times[3:7], strict=True)
+    )
+    assert [entry.nanoseconds // 1000 for entry in restored(archive, planned(archive))] == times[7:]
+
+
+def test_what_only_an_earlier_stream_has_of_the_beginning_is_a_hole(archive: Archive) -> None:
+    write(archive, list(range(1, 11)), "a")
+    write(archive, [6, 7, 8], "b", created=LATER)
+    found = planned(archive)
+    assert (found.continued, found.others, found.begins) == ((), (CREATED,), 1)
+    reading = Reading(url=archive.url, options={})
+    counted = RestoreSurvey.of(
+        (survey_part(reading, spec, None, by_subject=False) for spec in found.parts), found.begins, 0
+    )
+    assert (counted.first, counted.last) == (6, 8)
+    hole = holes(counted, "ORDERS")
+    assert hole is not None
+    assert hole.startswith("the archive of stream ORDERS lacks 5 sequences at the beginning: 1 to 5. If ")
 
 
 def test_a_sequence_with_two_messages_is_an_error(archive: Archive) -> None:
