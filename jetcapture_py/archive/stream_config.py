@@ -26,16 +26,24 @@ _CREATED = re.compile(r"[0-9TZ:.+-]{1,64}")
 class StreamConfig:
     """A stream's configuration as the server last had it, in the words of the JetStream API.
 
-    `created` is when the stream was created, as the server writes it.
+    `created` is when the stream was created, as the server writes it. `continues`: it may have messages from before, of
+    an earlier stream of its name, because it is or was a mirror, or was restored.
     """
 
     stream: str
     created: str
     config: Mapping[str, Any]
+    continues: bool = False
 
     def encode(self) -> bytes:
         """The file's content: the same for the same configuration."""
-        fields = {"format": FORMAT, "stream": self.stream, "stream_created": self.created, "config": self.config}
+        fields = {
+            "format": FORMAT,
+            "stream": self.stream,
+            "stream_created": self.created,
+            "continues": self.continues,
+            "config": self.config,
+        }
         return json.dumps(fields, sort_keys=True).encode() + b"\n"
 
 
@@ -65,7 +73,10 @@ def decode(data: bytes, stream: str, path: str) -> StreamConfig:
     try:
         fields = json.loads(data)
         found = StreamConfig(
-            stream=str(fields["stream"]), created=str(fields["stream_created"]), config=dict(fields["config"])
+            stream=str(fields["stream"]),
+            created=str(fields["stream_created"]),
+            config=dict(fields["config"]),
+            continues=fields.get("continues") is True,
         )
         parse_time(found.created)
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -121,35 +121,46 @@ class StoreObjects:
         A store that was created again starts its sequences again. A mirror that was created again and a restored store
         continue theirs, and so all older messages belong to them.
         """
-        starts = sorted(self._created())[1:]
-        for start in sorted((each for each in starts if until is None or each <= until), reverse=True):
-            newest, oldest = 0, 1 << 63
-            for file in self._files:
-                before, after = self._around(file, start)
-                newest, oldest = max(newest, before), min(oldest, after)
-            if oldest <= newest:
+        later = [each for each in sorted(self._incarnations())[1:] if until is None or each[0] <= until]
+        anew = max((start for start, continues in later if not continues), default=0)
+        for start, _ in reversed(later):
+            if start > anew and not self._ascends(anew, start):
                 return start
-        return 0
+        return anew
 
-    def _created(self) -> Iterator[int]:
-        """Yield when each incarnation of the stream was created, in microseconds since 1970."""
+    def _incarnations(self) -> Iterator[tuple[int, bool]]:
+        """Yield when each incarnation of the stream was created (microseconds), and whether it may continue another."""
         for path in self._storage.notes(stream_config.directory(self._stream)):
             data = self._storage.note(path) if stream_config.is_path(path) else None
             if data is not None:
-                yield microseconds_of(parse_time(stream_config.decode(data, self._stream, path).created))
+                found = stream_config.decode(data, self._stream, path)
+                yield microseconds_of(parse_time(found.created)), found.continues
 
-    def _around(self, file: File, start: int) -> tuple[int, int]:
-        """Return the last sequence before a time, and the first one from then on, of an object."""
+    def _ascends(self, anew: int, start: int) -> bool:
+        """Whether all sequences since `start` are above those between `anew` and `start`."""
+        newest, oldest = 0, 1 << 63
+        for file in self._files:
+            before, after = self._around(file, anew, start)
+            newest, oldest = max(newest, before), min(oldest, after)
+        return oldest > newest
+
+    def _around(self, file: File, anew: int, start: int) -> tuple[int, int]:
+        """Return the last sequence between two times, and the first one from the second time on, of an object."""
         name = _name(file)
         with self._opened(file) as parquet:
-            times = bounds(parquet.metadata, layout.TIMESTAMP)
-            if times is not None and microseconds_of(times[1]) < start:
-                return name.last_seq, 1 << 63
-            if times is not None and microseconds_of(times[0]) >= start:
-                return 0, name.first_seq
+            known = bounds(parquet.metadata, layout.TIMESTAMP)
+            if known is not None:
+                low, high = map(microseconds_of, known)
+                if low >= start:
+                    return 0, name.first_seq
+                if high < anew:
+                    return 0, 1 << 63
+                if low >= anew and high < start:
+                    return name.last_seq, 1 << 63
             table = parquet.read([layout.SEQ, layout.TIMESTAMP])
-        seqs, after = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy() >= start
-        return int(seqs[~after].max(initial=0)), int(seqs[after].min(initial=(1 << 63) - 1))
+        seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+        before, after = seqs[(times >= anew) & (times < start)], seqs[times >= start]
+        return int(before.max(initial=0)), int(after.min(initial=(1 << 63) - 1))
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from spark_jobs.compaction.plan import Source, Unit
 
 _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256
+_READ_TOGETHER = 8
+"""Row groups of an object in a bundle that are in memory at once."""
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.ROW)
 _MICROSECONDS = pa.timestamp("us", "UTC")
 
@@ -207,7 +210,8 @@ class Rows:
     """The distinct rows of a unit with sequences from `first` to `end` (exclusive), sorted by identity.
 
     They have the columns of `schema`, the unified schema of the objects, with the keys of objects under keys where it
-    has a column for them. Of equal rows, the first object's is used.
+    has a column for them. Of equal rows, the first object's is used. Rows with a column of keys, which are sorted by it
+    as a whole, lie in a file instead of in memory.
     """
 
     def __init__(
@@ -229,6 +233,8 @@ class Rows:
         wanted = []
         while self._unread and self._unread[-1][1].first < end:
             wanted.append(self._unread.pop())
+        if with_keys(self._schema):
+            return self._in_file(wanted, end)
         parts = self._held + self._files.each(self._read, wanted)
         taken, self._held = [], []
         for source, table in parts:
@@ -237,6 +243,19 @@ class Rows:
             if after.num_rows:
                 self._held.append((source, after))
         return self._merged(taken)
+
+    def _in_file(self, wanted: Sequence[tuple[int, RowGroup]], end: int) -> pa.Table:
+        """Return the rows before `end` as a mapped file without a name, in the order of their objects, copies included.
+
+        Later rows are dropped: each range has its own `Rows`.
+        """
+        wanted = sorted(wanted, key=lambda part: (part[0], part[1].index))
+        with NamedTemporaryFile(prefix="jetcapture-compact-") as file:
+            with pa.OSFile(file.name, "wb") as sink, pa.ipc.new_file(sink, self._schema) as writer:
+                for start in range(0, len(wanted), _READ_TOGETHER):
+                    for _, table in self._files.each(self._read, wanted[start : start + _READ_TOGETHER]):
+                        writer.write_table(_divided(table, end)[0])
+            return pa.ipc.open_file(pa.memory_map(file.name)).read_all()
 
     def _read(self, part: tuple[int, RowGroup]) -> tuple[int, pa.Table]:
         source, group = part

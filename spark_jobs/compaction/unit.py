@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ SEVERAL = "bundles of several numbers; only those of one number were merged"
 INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
 TAKEN = "a column is called bundle, which is a name of the archive's"
 
+_LONGEST = int(LONGEST_INTERVAL.total_seconds())
 _STEPS = 64
 """Minimum number of marks per object of the target size or row group, at which it could end."""
 _CLOSE = 0.05
@@ -78,55 +80,75 @@ class Outcome:
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Failures are reported as outcomes."""
-    name = sources[0].name
-    found: list[Outcome] = []
     try:
-        found.extend(_outcomes(files, spec, sources))
-    except VanishedError:
-        found.append(_left(name, CHANGED))
-    except Exception as error:  # continue with other units
-        text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
-        found.append(replace(_left(name, text), failed=True))
+        return list(_caught(sources[0].name, _outcomes(files, spec, sources)))
     finally:
         files.forget()
-    return found
+
+
+def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield the outcomes, and an error as one, so that others go on."""
+    try:
+        yield from outcomes
+    except VanishedError:
+        yield _left(name, CHANGED)
+    except Exception as error:
+        yield _failed(name, error)
 
 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
     name = sources[0].name
-    footers: list[Footer] = []
+    known: list[tuple[Source, Footer]] = []
+    failed: list[Outcome] = []
     for some in (sources[:1], sources[1:]):  # the first object usually shows already that a bucket is open
-        footers += files.each(files.footer, some)
-        if name.bucket + _interval(footers) > spec.closed:
-            yield _left(name, OPEN)
+        for source, footer in zip(some, files.each(partial(_footer, files), some), strict=True):
+            if isinstance(footer, Footer):
+                known.append((source, footer))
+            else:
+                failed.append(_failed(source.name, footer))
+        interval = _LONGEST if failed else _interval([footer for _, footer in known])
+        if name.bucket + interval > spec.closed:
+            yield from (*failed, _left(name, OPEN))
             return
-    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-    for index, (source, footer) in enumerate(zip(sources, footers, strict=True)):
-        bundles = _bundles(files, source, footer)
+    yield from failed
+    groups: defaultdict[tuple[str, int], list[tuple[Source, Footer]]] = defaultdict(list)
+    for source, footer in known:
+        bundles = int(footer.own.get(layout.BUNDLES) or 0)
         if spec.bundles and bundles % spec.bundles:
             yield _left(source.name, INDIVISIBLE)
         elif spec.bundles and layout.BUNDLE in (each.lower() for each in footer.schema.names):
             yield _left(source.name, TAKEN)
         elif spec.bundles:
-            groups[_moved(source.name, spec.bundles), spec.bundles].append(index)
+            groups[_moved(source.name, spec.bundles), spec.bundles].append((source, footer))
         else:
-            groups[source.name.bundle, bundles].append(index)
+            groups[source.name.bundle, bundles].append((source, footer))
     if len({bundles for _, bundles in groups}) > 1:
         yield _left(name, SEVERAL)
-    for (bundle, bundles), members in groups.items():
-        yield from _merged(files, spec, (bundle, bundles), [(sources[index], footers[index]) for index in members])
+    for place, members in groups.items():
+        yield from _caught(members[0][0].name, _merged(files, spec, place, members))
 
 
 def _left(name: ObjectName, reason: str) -> Outcome:
     return Outcome(key=name.key, bucket=name.bucket, bundle=name.bundle, left=reason)
 
 
-def _bundles(files: Files, source: Source, footer: Footer) -> int:
-    """Return the number of bundles that an object is one of, 0 if it is under its key. Raises JetcaptureError."""
-    found = footer.own.get(layout.BUNDLES, "")
-    if not layout.is_one_of(source.name.bundle, found):
-        raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {found!r} in its footer")
-    return int(found or 0)
+def _failed(name: ObjectName, error: Exception) -> Outcome:
+    text = str(error) if isinstance(error, JetcaptureError) else one_line(error)
+    return replace(_left(name, text), failed=True)
+
+
+def _footer(files: Files, source: Source) -> Footer | Exception:
+    """Read an object's footer; return why it cannot be used. Raises VanishedError."""
+    try:
+        footer = files.footer(source)
+        found = footer.own.get(layout.BUNDLES, "")
+        if not layout.is_one_of(source.name.bundle, found):
+            raise JetcaptureError(f"{files.shown}/{source.name.path} has bundles {found!r} in its footer")
+    except VanishedError:
+        raise
+    except Exception as error:
+        return error
+    return footer
 
 
 def _moved(name: ObjectName, bundles: int) -> str:
@@ -158,7 +180,7 @@ def _merged(
 
 def _interval(footers: Sequence[Footer]) -> int:
     """Return the length of the bucket in seconds; the longest possible if a footer lacks it."""
-    return max(int(footer.own.get("interval") or LONGEST_INTERVAL.total_seconds()) for footer in footers)
+    return max(int(footer.own.get("interval") or _LONGEST) for footer in footers)
 
 
 class _Compaction:
@@ -242,7 +264,7 @@ class _Compaction:
         return self._ratio
 
     def _pieces(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Return rows as they are written: those of a bundle are sorted by key, and a piece is a row group."""
+        """Return rows as they are written: those of a bundle sorted by key and each once; a piece is a row group."""
         return ordered(table)[0] if self._block.bundle else iter((table,))
 
     def _rows(self, first: int, end: int) -> Rows:
@@ -278,8 +300,10 @@ class _Compaction:
             while (cut := self._cut(begin, position, end, writer.size)) > position:
                 weight = self._survey.weight(position, cut)
                 row_groups = max(1, round(weight / ROW_GROUP_BYTES))
-                # an object in a bundle is sorted by key as a whole
-                position = cut if self._block.bundle else min(cut, self._survey.ahead(position, weight / row_groups))
+                if self._block.bundle:  # an object is sorted by key as a whole
+                    rows, position = self._rows(begin, cut), cut
+                else:
+                    position = min(cut, self._survey.ahead(position, weight / row_groups))
                 table = rows.take(position)
                 if table.num_rows:
                     for piece in self._pieces(table):

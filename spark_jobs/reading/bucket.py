@@ -50,10 +50,14 @@ class BucketLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketIncarnation:
-    """A bucket from its creation, in microseconds since 1970, until it was created again."""
+    """A bucket from its creation, in microseconds since 1970, until it was created again.
+
+    `continues`: it may have entries of the one before, because it is a mirror, or was restored.
+    """
 
     created: int
     limits: BucketLimits
+    continues: bool = False
 
 
 def check_name(bucket: str) -> None:
@@ -89,7 +93,8 @@ def incarnations(
         with place.reading(path):
             known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream, path)
         limits = _limits(known.config, age, per_key)
-        found.append(BucketIncarnation(created=microseconds_of(parse_time(known.created)), limits=limits))
+        created = microseconds_of(parse_time(known.created))
+        found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))
     found.sort(key=lambda each: each.created)
     return found or [BucketIncarnation(created=0, limits=_limits({"max_msgs_per_subject": 1}, age, per_key))]
 
@@ -122,7 +127,10 @@ def current(
     """
     seq, time = sf.col(layout.SEQ), sf.unix_micros(layout.TIMESTAMP)
     known = [each for each in known if until is None or each.created <= microseconds_of(until)] or list(known[:1])
-    starts = [each.created for each in known[1:]]
+    anew = max((each.created for each in known[1:] if not each.continues), default=0)
+    if anew:
+        frame = frame.where(time >= anew)
+    starts = [each.created for each in known[1:] if each.created > anew]
     if not starts:
         return known[-1], frame
     before = [sf.max(sf.when(time < start, seq)).alias(f"before{start}") for start in starts]

@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from nats.js.api import StreamSource
 
 from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.capture import side_tasks
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
+from spark_jobs.restoring import backup
+from spark_jobs.restoring.send import Order, send
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, capture_all, config, connection, publish, rows, running, until
 
@@ -69,6 +76,54 @@ def test_a_change_of_the_stream_is_kept_while_replicas_run(
             await update(server.url, description="changed", max_msgs=12)
             expected = (await info(server.url))["config"]
             await until(lambda: [each.config for each in kept(root)] == [expected], "the change is written")
+
+    asyncio.run(scenario())
+
+
+async def restore_old(url: str) -> None:
+    """Restore a stream with one message that is older than the stream."""
+    old = np.array([1_700_000_000 * 10**9])
+    subject, payload = pa.array([b"orders.eu"], pa.binary()), pa.array([b"x"], pa.binary())
+    part: Future[tuple[int, bytes]] = Future()
+    part.set_result((1, backup.framed(backup.messages(subject, old, np.array([1]), None, payload))))
+    config = {"subjects": ["orders.>"], "storage": "file"}
+    order = Order(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers={})
+    await send(order, iter([part]), lambda _: None)
+
+
+def test_a_stream_with_messages_from_before_its_creation_is_recorded_as_continuing_an_earlier_one(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server, root = nats_server(), tmp_path / "a"
+        await restore_old(server.url)
+        await capture_all(config(server.url, root))
+        assert [each.continues for each in kept(root)] == [True]
+        async with connection(server.url) as client:
+            await client.jetstream().purge_stream(STREAM)
+        await capture_all(config(server.url, root))
+        await publish(server.url, [("orders.eu", b"x", None)])
+        await capture_all(config(server.url, root))
+        assert [each.continues for each in kept(root)] == [True], "also without those messages"
+        async with connection(server.url) as client:
+            await client.jetstream().delete_stream(STREAM)
+        await publish(server.url, [])
+        await capture_all(config(server.url, root))
+        await publish(server.url, [("orders.eu", b"x", None)])
+        await capture_all(config(server.url, root))
+        assert [each.continues for each in kept(root)] == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_a_mirror_is_recorded_as_continuing_an_earlier_stream(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server, root = nats_server(), tmp_path / "a"
+        async with connection(server.url) as client:
+            await client.jetstream().add_stream(name="ORIGIN", subjects=["origin.>"])
+            await client.jetstream().add_stream(name=STREAM, mirror=StreamSource(name="ORIGIN"))
+        await capture_all(config(server.url, root))
+        assert [each.continues for each in kept(root)] == [True]
 
     asyncio.run(scenario())
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jetcapture_py.archive import layout
@@ -14,6 +16,8 @@ def test_it_comes_back_and_the_same_configuration_gives_the_same_bytes() -> None
     assert decode(KEPT.encode(), "ORDERS", "x.json") == KEPT
     other = StreamConfig(stream="ORDERS", created=CREATED, config=dict(reversed(KEPT.config.items())))
     assert other.encode() == KEPT.encode()
+    continued = replace(KEPT, continues=True)
+    assert decode(continued.encode(), "ORDERS", "x.json") == continued
 
 
 def test_its_name_says_when_the_stream_was_created_and_is_no_object() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.files import list_files, reading, save_file
+from jetcapture_py.files import list_files, read_file, reading, save_file
 from tests.support.object_stores import record_config, store_file
 
 NAME, DATA = "old.txt", b"contents"
@@ -99,3 +99,46 @@ class TestDigests:
         with pytest.raises(JetcaptureError, match=r'^"unchecked": its metadata has no digest$'):
             save_file(str(root), "files", "unchecked", directory / "unchecked")
         assert not list(directory.iterdir())
+
+
+class TestIncarnations:
+    """The archive has a file from 11:00:00, and the configuration of a store from before."""
+
+    @pytest.fixture(autouse=True)
+    def _recorded(self, root: Path) -> None:
+        record_config(root, "2026-05-01T10:00:00Z")
+
+    def names(self, root: Path, as_of: str | None = None) -> list[str]:
+        return [each.name for each in list_files(str(root), "files", as_of=as_of)]
+
+    def test_a_store_that_was_created_again_and_is_empty_has_no_files(self, root: Path) -> None:
+        record_config(root, "2026-05-01T11:00:30Z")
+        assert self.names(root) == []
+        assert self.names(root, "2026-05-01T11:00:29Z") == [NAME]
+        with pytest.raises(JetcaptureError, match=r'object store files has no file "old\.txt" in the archive'):
+            read_file(str(root), "files", NAME)
+
+    def test_a_store_that_was_created_again_has_only_new_files_whatever_their_sequences(self, root: Path) -> None:
+        record_config(root, "2026-05-01T11:00:30Z")
+        store_file(root, "new", DATA, seq=40, second=60)
+        assert self.names(root) == ["new"]
+
+    def test_a_restored_store_and_a_mirror_have_the_earlier_files_as_well(self, root: Path) -> None:
+        record_config(root, "2026-05-01T11:00:30Z", continues=True)
+        assert self.names(root) == [NAME]
+        store_file(root, "new", DATA, seq=3, second=60)
+        assert self.names(root) == ["new", NAME]
+
+    def test_a_store_whose_sequences_start_again_has_only_new_files_in_any_case(self, root: Path) -> None:
+        record_config(root, "2026-05-01T11:00:30Z", continues=True)
+        store_file(root, "new", DATA, seq=2, second=60)
+        assert self.names(root) == ["new"]
+
+    def test_a_restored_store_has_the_files_since_it_was_last_created_anew(self, root: Path) -> None:
+        store_file(root, "older", DATA, seq=90, second=10)
+        record_config(root, "2026-05-01T11:00:30Z")
+        store_file(root, "backed up", DATA, seq=1, second=40)
+        record_config(root, "2026-05-01T11:00:50Z", continues=True)
+        assert self.names(root) == ["backed up"]
+        store_file(root, "new", DATA, seq=3, second=60)
+        assert self.names(root) == ["backed up", "new"]

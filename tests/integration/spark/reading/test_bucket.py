@@ -76,11 +76,12 @@ def second(number: float) -> datetime:
     return datetime.fromtimestamp(HOUR, UTC) + timedelta(seconds=number)
 
 
-def note(archive: Archive, created: str, **config: Any) -> None:
+def note(archive: Archive, created: str, *, continues: bool = False, **config: Any) -> None:
     """Record the bucket's settings, as a capture does."""
     file = archive.root / path(STREAM, created)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(StreamConfig(stream=STREAM, created=created, config={"name": STREAM, **config}).encode())
+    found = StreamConfig(stream=STREAM, created=created, config={"name": STREAM, **config}, continues=continues)
+    file.write_bytes(found.encode())
 
 
 def values(frame: DataFrame) -> dict[str, str]:
@@ -286,10 +287,23 @@ class TestIncarnations:
         assert values(read_bucket(spark, archive.url, "s", as_of=second(100))) == {"both": "v1"}
         assert values(read_bucket(spark, archive.url, "s", as_of=second(3))) == {"old": "v3", "both": "v2"}
 
+    def test_a_bucket_that_was_created_again_starts_anew_without_entries_and_with_any_revision(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        store(archive, [("old", {}), ("both", {})])
+        note(archive, second(0).isoformat(), max_msgs_per_subject=1)
+        note(archive, second(50).isoformat(), max_msgs_per_subject=1)
+        assert values(read_bucket(spark, archive.url, "s")) == {}
+        store(archive, [("both", {}, 100)], first=40)
+        assert values(read_bucket(spark, archive.url, "s")) == {"both": "v40"}
+        note(archive, second(200).isoformat(), continues=True, max_msgs_per_subject=1)
+        store(archive, [("restored", {}, 300)], first=41)
+        assert values(read_bucket(spark, archive.url, "s")) == {"both": "v40", "restored": "v41"}
+
     def test_a_restored_or_mirrored_bucket_keeps_its_older_entries(self, spark: SparkSession, archive: Archive) -> None:
         store(archive, [("a", {}), ("b", {})])
         note(archive, second(0).isoformat(), max_msgs_per_subject=1)
-        note(archive, second(50).isoformat(), max_msgs_per_subject=1)
+        note(archive, second(50).isoformat(), continues=True, max_msgs_per_subject=1)
         assert values(read_bucket(spark, archive.url, "s")).keys() == {"a", "b"}
         store(archive, [("c", {}, 60)], first=3)
         assert values(read_bucket(spark, archive.url, "s")).keys() == {"a", "b", "c"}

@@ -18,8 +18,9 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.compaction.files import Files
+from spark_jobs.compaction.merge import Rows
 from spark_jobs.compaction.plan import moves, units
-from spark_jobs.compaction.unit import INDIVISIBLE, TAKEN, CompactionSpec, Outcome, compact_unit
+from spark_jobs.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out
 from tests.unit.spark_jobs.compaction.test_unit import (
@@ -245,6 +246,71 @@ def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
         middle = keys[len(keys) // 2]
         assert sum(low <= middle <= high for low, high in filter(None, of_key)) <= file.num_row_groups / 8 + 1
     assert found == {seq: key for (seq, _), key in laid.items()}
+
+
+def test_the_rows_of_bundles_are_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in range(64):
+        rows = {(seq, HOUR * 1_000_000 + seq): f"k{key:02}" for seq in range(key, 640, 64)}
+        for name in lay_out(tmp_path, rows, 0, bucket=HOUR):
+            path = tmp_path / name.path
+            table = pq.ParquetFile(path).read()
+            payloads = pa.array([random.Random(seq).randbytes(50_000) for seq, _ in rows], pa.binary())
+            table = table.set_column(table.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
+            pq.write_table(table, path)
+    held: list[int] = []
+    take = Rows.take
+
+    def watched(self: Rows, end: int) -> pa.Table:
+        before = pa.total_allocated_bytes()
+        table = take(self, end)
+        held.append(pa.total_allocated_bytes() - before)
+        return table
+
+    monkeypatch.setattr(Rows, "take", watched)
+    outcomes = compacted(Files(f"file://{tmp_path}", {}), 12 << 20, 1)
+    assert [outcome.left for outcome in outcomes] == [""]
+    assert sum(name.rows for name in stored(tmp_path)) == 640
+    assert len(stored(tmp_path)) == 3
+    assert max(held) < 1 << 20, "of 32 MB"
+
+
+@pytest.mark.parametrize("damage", ["footer", "pages", "bundles"])
+def test_one_unreadable_object_does_not_keep_its_bucket_from_moving(tmp_path: Path, damage: str) -> None:
+    blocks = put_all(tmp_path, [(key, {(number, 0, None)}, 0) for number, key in enumerate("abcdefgh")])
+    bad = next(name for name in stored(tmp_path) if name.key == "c")
+    path = tmp_path / bad.path
+    whole = data = path.read_bytes()
+    if damage == "footer":
+        data = whole[:-4] + b"XXXX"
+    elif damage == "pages":
+        data = whole[:4] + bytes(100) + whole[104:]
+    else:
+        table = pq.ParquetFile(path).read()
+        pq.write_table(table.replace_schema_metadata({layout.METADATA_PREFIX + layout.BUNDLES: "8"}), path)
+        data = path.read_bytes()
+    path.write_bytes(data)
+    files = Files(f"file://{tmp_path}", {})
+    failed = [outcome for outcome in compacted(files, 1 << 20, 4) if outcome.failed]
+    assert len(failed) == 1
+    assert bad.path in failed[0].left
+    path.write_bytes(whole)
+    kept = {name.key for name in stored(tmp_path) if not name.bundle}
+    group = {key for key in "abcdefgh" if bundle_of(key, 4) == bundle_of("c", 4)}
+    assert kept == (group if damage == "pages" else {"c"})
+    assert counted(tmp_path) == once(blocks)
+    assert [outcome.left for outcome in compacted(files, 1 << 20, 4) if outcome.left] == []
+    assert {name.bundle for name in stored(tmp_path)} == {bundle_of(key, 4) for key in "abcdefgh"}
+
+
+def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_path: Path) -> None:
+    names = lay_out(tmp_path, {(seq, HOUR * 1_000_000 + seq): f"k{seq}" for seq in range(3)}, 0, bucket=HOUR)
+    (tmp_path / names[1].path).write_bytes(b"PAR1PAR1")
+    spec = CompactionSpec(target=1 << 20, closed=HOUR + 7200.0, bundles=4)
+    files = Files(f"file://{tmp_path}", {})
+    (sources,) = moves(files.find(["ORDERS"]), 4, 1 << 20)
+    failed, left = compact_unit(files, spec, sources)
+    assert (failed.failed, left.left) == (True, OPEN)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
 
 
 def test_what_is_stored_is_checked_against_what_moved(tmp_path: Path) -> None:
