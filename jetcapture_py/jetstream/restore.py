@@ -55,7 +55,8 @@ class StreamRestore:
         self._failure: SourceError | None = None
         self._result: dict[str, Any] | None = None
         self._over = False  # the server has ended the restore
-        self._overtaken = False  # because somebody else has created the stream
+        self._overtaken = False  # somebody else has created the stream
+        self._subjects: list[str] = []
         self._created: str | None = None  # when the stream was created; "" if that may not be asked
 
     async def check(self) -> None:
@@ -68,18 +69,20 @@ class StreamRestore:
                 "publishes the messages again, with new sequences and timestamps"
             )
         try:
-            created = await self._creation_time()
+            info = await self._info()
         except ApiError as error:
             if error.code == FORBIDDEN:
                 return
             raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
         except UnavailableError as error:
             raise SourceError(str(error)) from error
-        if created is not None:
+        if info is not None:
             raise self._exists()
 
     async def begin(self, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         """Create the stream; `config` and `state` are those of the JetStream API. Raises SourceError."""
+        fed = config.get("mirror") or config.get("sources")
+        self._subjects = sorted(config.get("subjects") or ([] if fed else [self.stream]))
         self._connection.denials.listeners.append(self._on_denial)
         self._session.on_trouble = self._on_lost
         self._subscription = await self._connection.subscribe(f"{self._inbox}.*", cb=self._on_answer)
@@ -112,20 +115,26 @@ class StreamRestore:
             while self._sent:
                 await self._answer(_ACK_TIMEOUT)
             try:
-                self._created = await self._creation_time()
+                info = await self._info()
             except ApiError as error:
                 if error.code != FORBIDDEN:
                     raise SourceError(f"the server refused the request for stream {self.stream}: {error}") from error
                 self._created = ""
+                return
             except UnavailableError as error:
                 raise SourceError(str(error)) from error
-            if self._created is None:
+            if info is None:
                 await asyncio.sleep(_CREATION_PAUSE)
+            elif sorted(info["config"].get("subjects") or ()) == self._subjects:
+                self._created = str(info["created"])
+            else:
+                self._overtaken = True
+                raise self._exists()
 
-    async def _creation_time(self) -> str | None:
-        """Return when the stream was created, None if there is none. Raises ApiError and UnavailableError."""
+    async def _info(self) -> dict[str, Any] | None:
+        """Return the stream's state and configuration, None if there is none. Raises ApiError and UnavailableError."""
         try:
-            return str((await self._session.api.request(f"STREAM.INFO.{self.stream}"))["created"])
+            return await self._session.api.request(f"STREAM.INFO.{self.stream}")
         except ApiError as error:
             if error.err_code == STREAM_NOT_FOUND:
                 return None
@@ -195,8 +204,8 @@ class StreamRestore:
     async def _delete(self) -> str | None:
         """Delete the stream if this restore has created it; return why not, or None. Raises UnavailableError."""
         try:
-            created = await self._creation_time()
-            if created is None or (self._created and created != self._created):
+            info = await self._info()
+            if info is None or (self._created and info["created"] != self._created):
                 return None
             if not self._created:
                 return "somebody else may have created it"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -347,26 +347,58 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
         )
 
 
-def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(nats_server: Start, kept: Archive) -> None:
+@pytest.mark.parametrize("subject", ["other", "orders"])
+def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
+    nats_server: Start, kept: Archive, subject: str
+) -> None:
     server = nats_server()
     prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
-    begin = StreamRestore.begin
-
-    async def overtaken(started: StreamRestore, config: Any, state: Any) -> None:
-        await begin(started, config, state)
-        await create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamRestore, "begin", overtaken)
+    with overtaking(server, f"{subject}.>"):
         with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
         assert asyncio.run(streams(server.url)) == ["ORDERS"]
         assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
         asyncio.run(delete(server.url, "ORDERS"))
         next(kept.root.rglob("*.parquet")).unlink()
-        with pytest.raises(JetcaptureError, match="is gone"):
+        with pytest.raises(JetcaptureError, match="stream ORDERS exists" if subject == "other" else "is gone"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(next_sequence(server.url, "ORDERS", f"{subject}.one")) == 1
+
+
+def test_a_stream_that_somebody_creates_after_the_server_has_refused_is_left_alone(
+    nats_server: Start, kept: Archive
+) -> None:
+    server = nats_server()
+    asyncio.run(create(server.url, {**CONFIG, "name": "TAKEN"}))
+    prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
+    info, asked = StreamRestore._info, 0
+
+    async def late(started: StreamRestore) -> Any:
+        nonlocal asked
+        found, asked = await info(started), asked + 1
+        if asked == 3:
+            await create(server.url, {"name": "ORDERS", "subjects": ["other.>"]})
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "_info", late)
+        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
+
+
+@contextlib.contextmanager
+def overtaking(server: NatsServer, subject: str) -> Iterator[None]:
+    """Create the stream ORDERS after each restore has begun."""
+    begin = StreamRestore.begin
+
+    async def overtaken(started: StreamRestore, config: Any, state: Any) -> None:
+        await begin(started, config, state)
+        await create(server.url, {"name": "ORDERS", "subjects": [subject]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "begin", overtaken)
+        yield
 
 
 def test_a_stream_that_somebody_creates_in_place_of_the_incomplete_one_is_left_alone(
