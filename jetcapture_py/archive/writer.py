@@ -202,14 +202,12 @@ class Encoder:
         It has their payloads or, where these are not kept, the decoded columns, unless Parquet cannot hold them either.
         """
         target, reason = BlockId(key=None, bucket=block.bucket, quarantine=True), one_line(error)
-        envelope = (*layout.ENVELOPE, layout.TIME, REPLY)
         if any(layout.PAYLOAD not in batch.schema.names for batch in batches):
             with suppress(Exception):
                 rows = [_salvaged(each, each.schema.names, reason) for each in batches]
                 return self.encode(target, "error", rows, sink=_cleared(sink))
-        return self.encode(
-            target, "error", [_salvaged(each, envelope, reason) for each in batches], sink=_cleared(sink)
-        )
+        rows = [_salvaged(each, (*layout.ENVELOPE, layout.TIME, REPLY), reason) for each in batches]
+        return self.encode(target, "error", rows, sink=_cleared(sink))
 
 
 class ObjectWriter:
