@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import time
@@ -164,7 +165,7 @@ def values(frame: DataFrame) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-@pytest.mark.timeout(2400)  # sixty queries
+@pytest.mark.timeout(2400)  # of sixty queries, each with a plan of its own, or of a fifth of them
 def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -186,7 +187,8 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     assert sum(kinds.values()) == len(entries)
 
     compared = revived = 0
-    for index, each in enumerate(use_of.snapshots):
+    snapshots = use_of.snapshots if os.environ.get("JETCAPTURE_TEST_SETTINGS") == "all" else use_of.snapshots[::5]
+    for index, each in enumerate(snapshots):
         by_revision = values(read_bucket(spark, str(archive), BUCKET, as_of=each.seq))
         assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)
         if index % 5 == 0:
@@ -198,7 +200,7 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
         compared += len(sure)
         newest = {e.key: e.seq for e in entries if e.seq <= each.seq}
         revived += sum(newest[key] != revision for key, (revision, _) in by_revision.items())
-    assert compared > SNAPSHOTS * KEYS // 4
+    assert compared > len(snapshots) * KEYS // 4
     assert revived > 0
     last = values(read_bucket(spark, str(archive), BUCKET))
     assert last == held(entries, now(), HISTORY)
