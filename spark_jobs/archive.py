@@ -22,7 +22,7 @@ from pyspark.sql.types import DataType
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
-from jetcapture_py.config.buckets import PREFIXES
+from jetcapture_py.config import buckets
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.remote import with_secrets
@@ -172,7 +172,7 @@ def read_bucket(
     bucket. The other arguments are those of `read_archive`.
     """
     kv.check_name(bucket)
-    stream, moment = f"{PREFIXES['bucket']}{bucket}", kv.moment_of(as_of)
+    stream, moment = f"{buckets.PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
     until = moment if isinstance(moment, datetime) else None
     known = kv.incarnations(Place.open(url, options or {}), stream, max_age, max_msgs_per_subject)
     read: dict[str, Any] = {

@@ -20,17 +20,17 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import nats.errors
 
 from jetcapture_py.jetstream.publish.publisher import Publisher
+from tests.support.busy import busy_loops
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, Command, connection, consumer, objects, settings
 
@@ -160,18 +160,6 @@ def _configs(topology: str) -> list[str]:
         f'cluster {{ name: drains, listen: "127.0.0.1:{port}", no_advertise: true, routes: [{routes}] }}'
         for number, port in enumerate(ports)
     ]
-
-
-@contextlib.contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Take time from everything else on this machine."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 # ------------------------------------------------------------------ by hand

@@ -13,9 +13,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from nats.aio.client import Client
 
 from benchmarks.compare.runners import ACK_WAIT, Runner, Work
 from benchmarks.compare.storage import Stored
+from tests.support.busy import busy_loops
 
 BEFORE, DURING = 0.005, 0.02
 """Seconds between two questions to the server, before the first message and from then on."""
@@ -114,7 +113,7 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
     }
     await _ask(client, "CREATE", work, {"stream_name": scenario.stream, "config": config, "action": "create"})
     command = runner.command(work)
-    with _busy(scenario.busy):
+    with busy_loops(scenario.busy):
         processes = [Process(command, work.directory / f"{index}.log") for index in range(scenario.replicas)]
         try:
             seconds, before = await _watch(client, work, processes)
@@ -143,19 +142,6 @@ async def measure(client: Client, runner: Runner, work: Work) -> Measured:
         redelivered=delivered - scenario.messages,
         stored=stored,
     )
-
-
-@contextlib.contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Run `count` processes that use a core each."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-        for loop in loops:
-            loop.wait()
 
 
 async def _watch(client: Client, work: Work, processes: list[Process]) -> tuple[float, float]:

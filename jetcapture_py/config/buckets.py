@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import date, datetime
 from typing import Any
 
+from jetcapture_py.config.units import parse_time
+from jetcapture_py.errors import JetcaptureError
+
+AsOf = datetime | date | str | int
+"""A time (inclusive), or a revision: a sequence of the stream."""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 PREFIXES = {"bucket": "KV_", "object_store": "OBJ_"}
 """How the names of streams begin, by the setting that names the bucket or the object store."""
@@ -39,3 +45,13 @@ def new_stream(setting: str, name: str) -> dict[str, Any]:
     if setting == "bucket":
         return {"subjects": [f"$KV.{name}.>"], "max_msgs_per_subject": 1, "deny_delete": True, **common}
     return {"subjects": [f"$O.{name}.C.>", f"$O.{name}.M.>"], **common}
+
+
+def moment(as_of: AsOf | None) -> int | datetime | None:
+    """Return a revision, a time with a time zone, or None. Raises JetcaptureError."""
+    if as_of is None or (isinstance(as_of, int) and not isinstance(as_of, bool)):
+        return as_of
+    try:
+        return parse_time(as_of)
+    except ValueError as error:
+        raise JetcaptureError(f"as_of: {error}; or a revision, as a number") from None

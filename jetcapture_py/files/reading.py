@@ -10,20 +10,18 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from jetcapture_py.config.buckets import PREFIXES, is_name
-from jetcapture_py.config.units import format_time, microseconds_of, moment_of, parse_time, quoted
+from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
+from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.files.catalog import ArchivedFile, expected_digest, newest, parsed, prefix, subject
 from jetcapture_py.files.objects import StoreObjects
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.text import plural
 
-AsOf = datetime | date | str | int
-"""A time (inclusive), or the revision of an object store: a sequence."""
 _ATTEMPTS = 3
 _MOST_LINKS = 10
 
@@ -39,7 +37,7 @@ def list_files(
     JetcaptureError.
     """
     archive = _Archive(url, options)
-    found = _retried(lambda: archive.catalog(store, _moment(as_of)))
+    found = _retried(lambda: archive.catalog(store, moment(as_of)))
     return [found.files[name] for name in sorted(found.files) if found.files[name].present]
 
 
@@ -50,7 +48,7 @@ def read_file(
 
     def read() -> bytes:
         found = io.BytesIO()
-        _Archive(url, options).copy(store, name, _moment(as_of), found)
+        _Archive(url, options).copy(store, name, moment(as_of), found)
         return found.getvalue()
 
     return _retried(read)
@@ -75,11 +73,11 @@ def save_file(
     archive = _Archive(url, options)
     if not isinstance(target, Path):
         try:
-            return archive.copy(store, name, _moment(as_of), target)
+            return archive.copy(store, name, moment(as_of), target)
         except OSError as error:
             raise JetcaptureError(f"cannot write: {os.strerror(error.errno or 0)}") from error
     try:
-        return _replaced(target, lambda file: archive.copy(store, name, _moment(as_of), file))
+        return _replaced(target, lambda file: archive.copy(store, name, moment(as_of), file))
     except OSError as error:
         raise JetcaptureError(f"cannot write {target}: {os.strerror(error.errno or 0)}") from error
 
@@ -105,15 +103,6 @@ def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
             partial.unlink()
         raise
     return found
-
-
-def _moment(as_of: AsOf | None) -> int | datetime | None:
-    if as_of is None or (isinstance(as_of, int) and not isinstance(as_of, bool)):
-        return as_of
-    try:
-        return parse_time(as_of)
-    except ValueError as error:
-        raise JetcaptureError(f"as_of: {error}; or a revision, as a number") from None
 
 
 def _retried(work: Callable[[], T]) -> T:

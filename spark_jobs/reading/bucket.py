@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any
 
@@ -64,16 +64,6 @@ def check_name(bucket: str) -> None:
     """Raise JetcaptureError unless NATS accepts a bucket of this name."""
     if not is_name(bucket):
         raise JetcaptureError(f"bucket={shown(bucket)}: expected ASCII letters, digits, '-' and '_'")
-
-
-def moment_of(as_of: datetime | date | str | int | None) -> int | datetime | None:
-    """Return a revision, a time or None. Raises JetcaptureError."""
-    if as_of is None or (isinstance(as_of, int) and not isinstance(as_of, bool)):
-        return as_of
-    try:
-        return parse_time(as_of)
-    except ValueError as error:
-        raise JetcaptureError(f"as_of: {error}; or a revision, as a number") from None
 
 
 def incarnations(
