@@ -183,7 +183,7 @@ class Config(Section):
     source: SourceConfig = Field(description="Where messages come from.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How messages become columns.")
     key: types.Template = Field(
-        default_factory=lambda data: data["source"].default_key,
+        default_factory=lambda data: data["source"].default_key if "source" in data else "",  # it may be wrong
         description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key (default '
         "with `source.bucket`), or your own function: `package.module:function`. With `source.object_store`, the "
         "default is `{subject[2]}`: metadata and contents apart.",

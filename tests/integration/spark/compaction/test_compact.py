@@ -288,7 +288,7 @@ class TestCommand:
     ) -> None:
         name = next(name for name in names(orders) if name.key == "a")
         (orders.root / name.path).write_bytes(b"half an object")
-        assert main([orders.url, "ORDERS"]) == 1
+        assert main([orders.url, "ORDERS", "--grace", "0s"]) == 1
         found = capsys.readouterr()
         assert found.out.startswith("ORDERS: 5 objects")
         assert found.err.startswith("compact: cannot read file:///")
