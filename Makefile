@@ -1,7 +1,7 @@
 # Everything works in a fresh clone: a target makes what it needs, in .venv, and a second run finds it there.
 # PYTHON chooses the interpreter of .venv; ARGS is handed to the program that a target runs.
 
-PYTHON ?= python3.13 python3.12 python3.11 python3
+PYTHON ?= python3.13 python3.12 python3.11 python3.14 python3
 ARGS ?=
 WORKERS ?= 3
 MINUTES ?= 30
@@ -12,6 +12,8 @@ export PYTHONDONTWRITEBYTECODE =
 
 VENV = .venv
 LOWEST = .venv-lowest
+DIST_ENV = .venv-dist
+IMAGE_EXTRAS = s3,azure,avro,protobuf
 LOWEST_TESTS = tests/unit --ignore=tests/unit/test_comparison_results.py tests/acceptance/test_run.py \
   tests/integration/capture/test_keys.py tests/integration/capture/test_user_code.py tests/integration/capture/test_capture.py
 RUN = $(VENV)/bin/python -m
@@ -21,7 +23,7 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-lowest lint bench chaos clean docs java
+.PHONY: help demo test test-lowest lint bench chaos clean dist docs java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
@@ -30,7 +32,8 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make docs    write the tables of docs/configuration.md and docs/compatibility.md'
+	@echo 'make docs    write the tables of docs/configuration.md, docs/compatibility.md and docs/kubernetes.md'
+	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
 demo: $(FOR_DEMO) java
@@ -67,8 +70,20 @@ chaos: $(FOR_DEV) java
 docs: $(FOR_DEV)
 	@$(VENV)/bin/python docs/generate.py
 
+# the SBOM is that of the wheel with the extras of the image
+dist: $(FOR_DEV)
+	rm -rf dist $(DIST_ENV)
+	$(RUN) build --outdir dist .
+	$(RUN) venv --without-pip $(DIST_ENV)
+	$(RUN) pip --python $(DIST_ENV) install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[$(IMAGE_EXTRAS)]"
+	$(RUN) cyclonedx_py environment --pyproject pyproject.toml --output-reproducible --output-format JSON \
+	  --output-file "$$(ls dist/*.tar.gz | sed 's/\.tar\.gz$$/.cdx.json/')" $(DIST_ENV)/bin/python
+	if command -v helm >/dev/null; then helm package --destination dist examples/kubernetes/chart; fi
+	cd dist && sha256sum * >../$(DIST_ENV)/SHA256SUMS && mv ../$(DIST_ENV)/SHA256SUMS .
+	rm -rf $(DIST_ENV)
+
 clean:
-	rm -rf $(VENV) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) $(LOWEST) $(DIST_ENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist spark-warehouse metastore_db derby.log
 	find jetcapture_py spark_jobs tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(FOR_DEMO): pyproject.toml

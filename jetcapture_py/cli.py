@@ -68,28 +68,46 @@ def root(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The configuration file, YAML.")],
+    config: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CONFIG", help="Configuration files, YAML, or directories of them; each is one capture."
+        ),
+    ],
     until_caught_up: Annotated[
         bool,
         typer.Option("--until-caught-up", help="Drain and stop once nothing is pending or unacknowledged."),
     ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="A capture that fails does not stop the others.")
+    ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option("--http", metavar="ADDRESS", help="Where to serve metrics and probes, instead of http.listen."),
+    ] = None,
 ) -> None:
-    """Capture until SIGTERM, SIGINT or SIGHUP, then drain; a second SIGTERM or SIGINT stops immediately."""
+    """Capture until SIGTERM or SIGINT, then drain; a second one stops immediately. SIGHUP reads the files again."""
     from jetcapture_py.monitoring import http_server
 
-    server = http_server.start_early(config)  # the imports take seconds on a busy machine
+    server = http_server.start_early(*config, listen=http)  # the imports take seconds on a busy machine
     try:
         from jetcapture_py.capture import memory
 
         memory.use_system_allocator()
         from jetcapture_py import log, startup
-        from jetcapture_py.config.model import load
+        from jetcapture_py.config.several import ConfigFiles, log_settings
 
-        settings = load(config)
-        with startup.imports(settings):
+        files = ConfigFiles(config, http)
+        selected = files.read()
+        if selected.problems and not keep_going:
+            raise ConfigError(*selected.lines)
+        settings = selected.configs.values()
+        with startup.imports(*settings):
             from jetcapture_py import daemon
-        log.setup(settings.log.format, settings.log.level)
-        raise typer.Exit(daemon.run(settings, until_caught_up=until_caught_up, server=server))
+        wanted = log_settings(settings)
+        log.setup(wanted.format, wanted.level)
+        code = daemon.run(files, selected, until_caught_up=until_caught_up, keep_going=keep_going, server=server)
+        raise typer.Exit(code)
     finally:
         if server is not None:
             server.stop()
@@ -117,12 +135,19 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of every object, to find flipped bits.")
     ] = False,
+    content: Annotated[
+        bool, typer.Option("--content", help="Read every message of the stream, and compare it with the archive.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Also fail for gaps, foreign files, objects without checksums, and a damaged watermark."
+            "--strict",
+            help="Also fail for gaps, foreign files, objects without checksums, forks, and a damaged watermark.",
         ),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Capture missing messages again, as far as the stream has them.")
     ] = False,
 ) -> None:
     """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
@@ -133,9 +158,10 @@ def verify(
     settings = load(config)
     with startup.imports(settings):
         from jetcapture_py.verify import command
-    memory.without_pandas()
+    if not (repair and settings.has_user_code):  # user code may need it
+        memory.without_pandas()
     log.setup(settings.log.format, "error")
-    raise typer.Exit(command.run(settings, deep=deep, as_json=as_json, strict=strict))
+    raise typer.Exit(command.run(settings, deep=deep, content=content, as_json=as_json, strict=strict, repair=repair))
 
 
 @app.command()
@@ -325,7 +351,7 @@ JOBS = {
 }
 
 
-_ALSO_NEEDED = {"report": ("jinja2",), "restore": ("cramjam",)}
+_ALSO_NEEDED = {"report": ("jinja2",), "restore": ("google_crc32c",)}
 
 
 def _job(name: str, description: str) -> None:

@@ -1,4 +1,8 @@
-"""Run a capture as a process: signals, shutdown and the exit code."""
+"""Run captures as a process: signals, HTTP, shutdown and the exit code.
+
+With one configuration file there is one capture, and nothing in logs and metrics names it. With several files or a
+directory, each capture is named after its file, and all share the log, the HTTP server and the threads that encode.
+"""
 
 from __future__ import annotations
 
@@ -11,106 +15,118 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from jetcapture_py.capture import memory
-from jetcapture_py.capture.pipeline import Capture
-from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.several import ConfigFiles, Selected
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
-from jetcapture_py.monitoring.http_server import HttpServer
-from jetcapture_py.text import LONGEST_LOGGED, one_line
+from jetcapture_py.monitoring.http_server import HttpServer, serving
+from jetcapture_py.supervisor import FAILED, Supervisor, log_failure
 
 log = logging.getLogger("jetcapture")
 
-DRAINED, FAILED = 0, 1
+TERMINAL_CLOSES = 1.0
+"""Seconds after SIGHUP in which the terminal may turn out to have closed."""
 
 
-def run(config: Config, *, until_caught_up: bool = False, server: HttpServer | None = None) -> int:
-    """Capture until SIGTERM, SIGINT or SIGHUP, or until caught up; return the exit code.
+def run(
+    files: ConfigFiles,
+    selected: Selected,
+    *,
+    until_caught_up: bool = False,
+    keep_going: bool = False,
+    server: HttpServer | None = None,
+) -> int:
+    """Capture until SIGTERM or SIGINT, until the terminal closes, or until caught up; return the exit code.
 
-    `server` already answers probes. A second SIGTERM or SIGINT exits immediately. Raises ConfigError for problems found
-    only at startup: an object that cannot be imported, a missing extra.
+    SIGHUP reads the files again. `server` already answers probes. A second SIGTERM or SIGINT exits immediately. Raises
+    ConfigError for problems found only at startup: an object that cannot be imported, a missing extra.
     """
-    for warning in config.warnings():
-        event(log, logging.WARNING, "config.warning", warning=warning)
-    if not config.has_user_code:  # user code may need it
+    supervisor = Supervisor(files, selected, until_caught_up=until_caught_up, keep_going=keep_going)
+    if not supervisor.process.user_code:  # user code may need it
         memory.without_pandas()
     try:
-        asyncio.run(_run(config, server, until_caught_up=until_caught_up))
+        asyncio.run(_run(supervisor, server))
     except ConfigError:
         raise
-    except BaseExceptionGroup as group:
-        _failed(*_leaves(group))
     except Exception as error:
-        _failed(error)
-    return DRAINED
+        log_failure(error)
+        leave(FAILED)
+    if supervisor.code or supervisor.abandoned:
+        leave(supervisor.code)  # threads of such a capture may hang in the store
+    return supervisor.code
 
 
-async def _run(config: Config, server: HttpServer | None, *, until_caught_up: bool) -> None:
-    capture = Capture(config)
-    state = capture.state
-    stop = asyncio.Event()
+async def _run(supervisor: Supervisor, server: HttpServer | None) -> None:
+    supervisor.prepare()
+    _handle_signals(supervisor)
+    supervisor.announce()
+    with _http(supervisor, server):
+        await supervisor.run()
 
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            if number is signal.SIGHUP:
-                return  # a closing terminal sends it more than once
-            event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=state.unacked)
+
+def _handle_signals(supervisor: Supervisor) -> None:
+    loop, had_terminal = asyncio.get_running_loop(), _has_terminal()
+
+    def drain(number: signal.Signals) -> None:
+        event(log, logging.INFO, "capture.draining", signal=number.name, unacked=supervisor.unacked)
+        if not supervisor.opened:
+            leave(supervisor.code)  # nothing has been pulled yet, and nats-py may swallow a cancellation
+        supervisor.stop()
+
+    def end(number: signal.Signals) -> None:
+        if supervisor.stopping:
+            event(log, logging.ERROR, "capture.killed", signal=number.name, unacked=supervisor.unacked)
             leave(FAILED)
-        event(log, logging.INFO, "capture.draining", signal=number.name, unacked=state.unacked)
-        if not state.opened:
-            leave(DRAINED)  # nothing has been pulled yet, and nats-py may swallow a cancellation
-        stop.set()
+        drain(number)
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup: the process outlives its terminal
-        loop.add_signal_handler(number, on_signal, number)
-    event(log, logging.INFO, "capture.started", stream=config.source.stream, consumer=config.source.consumer)
-    with _http(state, server):
-        await capture.run(stop, until_caught_up=until_caught_up)
-    event(log, logging.INFO, "capture.stopped", **state.stats.fields())
+    def drain_without_terminal() -> None:
+        if had_terminal and not supervisor.stopping and not _has_terminal():
+            drain(signal.SIGHUP)
+
+    def hang_up() -> None:
+        drain_without_terminal()
+        if not supervisor.stopping:  # a closing terminal sends it more than once
+            supervisor.changed.set()
+            loop.call_later(TERMINAL_CLOSES, drain_without_terminal)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the process outlives its terminal
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a controlling terminal: the system takes it away when it closes, and sends SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _http(state: CaptureState, server: HttpServer | None) -> Iterator[None]:
-    """Serve metrics and probes while the capture runs.
+def _http(supervisor: Supervisor, server: HttpServer | None) -> Iterator[None]:
+    """Serve metrics and probes while the captures run.
 
     Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
     """
-    config = state.config.http
+    process = supervisor.process
     with contextlib.ExitStack() as stack:
-        if config is not None:
-            from jetcapture_py.monitoring.http import serve
-
+        if process.listen is None:
+            if server is not None:
+                server.stop()
+        else:
+            site = supervisor.site()
+            stack.callback(site.stop)
             try:
-                stack.enter_context(serve(state, config.listen, server))
+                stack.enter_context(serving(site, process.listen, server))
             except JetcaptureError as error:
-                if "http" in state.config.model_fields_set:
+                if process.listen_required:
                     raise
                 event(log, logging.WARNING, "http.off", reason=str(error))
         yield
-
-
-def _failed(*errors: BaseException) -> NoReturn:
-    """Log the errors and exit without waiting for threads, which may hang in the store."""
-    for error in errors:
-        known = isinstance(error, JetcaptureError)
-        event(log, logging.ERROR, "capture.failed", error=one_line(str(error), LONGEST_LOGGED) if known else error)
-        if not known:
-            log.debug("traceback", exc_info=error)
-    leave(FAILED)
 
 
 def leave(code: int) -> NoReturn:
     """Exit without waiting for threads."""
     logging.shutdown()
     os._exit(code)
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -3,19 +3,21 @@
     2026-01-31T12:00:00.123Z INFO blocks.stored blocks=1 rows=5000
     {"ts": "2026-01-31T12:00:00.123Z", "level": "info", "event": "blocks.stored", "blocks": 1, "rows": 5000}
 
-Unprintable characters are escaped, so no value can start a line or control a terminal. Exceptions are one line without
-a traceback. Log lines of libraries, from level warning on, become the event `library.log`, and Python's warnings
-`python.warning`.
+In a process with several captures, the field `capture` names the one that a line is about. Unprintable characters are
+escaped, so no value can start a line or control a terminal. Exceptions are one line without a traceback. Log lines of
+libraries, from level warning on, become the event `library.log`, and Python's warnings `python.warning`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -25,6 +27,8 @@ ROOTS = ("jetcapture", "jetcapture_py")
 """Our top-level loggers."""
 FIELDS = "jetcapture_fields"
 """Attribute of a log record with the event's fields."""
+CAPTURE: ContextVar[str | None] = ContextVar("capture", default=None)
+"""Name of the capture that the current task or thread works for; None if the process has only one."""
 
 _RESERVED = ("ts", "level", "event")
 _BARE = re.compile(r'[^\s="\\]+')
@@ -57,6 +61,16 @@ def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noq
 def event(logger: logging.Logger, level: int, name: str, /, **fields: object) -> None:
     """Log the event `name`, such as "blocks.stored". Fields that are exceptions become one line."""
     logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
+
+
+@contextlib.contextmanager
+def about(capture: str | None) -> Iterator[None]:
+    """Name the capture in what is logged inside the block, and in tasks that are created there."""
+    token = CAPTURE.set(capture)
+    try:
+        yield
+    finally:
+        CAPTURE.reset(token)
 
 
 class TextFormatter(logging.Formatter):
@@ -99,7 +113,9 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if given is None:
         message = one_line(record.getMessage(), LONGEST_LOGGED)
         given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
-    fields = {str(name): _plain(value) for name, value in given.items()}
+    capture = CAPTURE.get()
+    fields: dict[str, Any] = {} if capture is None else {"capture": capture}
+    fields |= {str(name): _plain(value) for name, value in given.items()}
     if record.exc_info and record.exc_info[1] is not None:
         fields.setdefault("error", one_line(record.exc_info[1], LONGEST_LOGGED))
     return fields

@@ -14,17 +14,17 @@ WEBSOCKETS = "aiohttp"
 
 
 @contextlib.contextmanager
-def imports(config: Config, env: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Import the modules that work with `config` inside the block.
+def imports(*configs: Config, env: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Import the modules that work with `configs` inside the block.
 
     Imported modules are never freed, so the garbage collector skips them: while they load, in full collections, and on
     exit. numpy's linear algebra library, which is not used here, starts no threads.
     """
-    if not config.has_user_code:  # user code may need them
+    if not any(each.has_user_code for each in configs):  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
     try:
-        if not any(url.lower().startswith("ws") for url in config.nats.servers):
+        if not any(each.nats.has_websockets for each in configs):
             _without_websockets()
         yield
     finally:

@@ -24,7 +24,8 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.config import buckets
 from jetcapture_py.config.units import microseconds_of
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.reader import retried
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
@@ -46,7 +47,6 @@ _FEW_SCANS = 4
 _ROWS_OF_A_SCAN = 100_000
 """Rows that a scan needs when there are more than a few: Arrow reads fewer in less time than a scan takes to plan."""
 
-_ATTEMPTS = 3
 _POSITION = "_nats_row, or 0"
 _TIME_TYPE = "spark.sql.timeType.enabled"
 
@@ -70,28 +70,28 @@ def read_archive(
 ) -> DataFrame:
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
-    `start` (inclusive) and `end` (exclusive) choose messages by `_nats_timestamp`, `event_start` and `event_end` by the
-    time that buckets are made of: `_nats_time`, or `_nats_timestamp` where an object has no such column. Each is a
-    datetime with its time zone, a date (its beginning in UTC), or text, RFC 3339, by default in UTC. The buckets in the
-    names say which objects are opened at all; for `start` and `end`, where buckets are made of another time
-    (`block.time`), the footers do, of all objects that `event_start` and `event_end` allow.
-    `keys` chooses keys, None among them for messages without one. `columns` names the columns wanted, or says of each
-    name whether it is; what identifies a message may then be there, too.
+    `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`; `event_start` and `event_end` filter by the
+    time of the buckets: `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a
+    time zone, a date (its beginning in UTC), or RFC 3339 text, by default in UTC. Only objects whose buckets overlap
+    the range are opened. With `start` and `end` and buckets of another time (`block.time`), footers are read instead,
+    of all objects that `event_start` and `event_end` allow.
 
-    `dedupe`: `auto` drops second copies where the names allow any, which are those under one key and bucket, in one
-    bundle and bucket, or in a bucket with several layouts; `full` compares all messages that are read, for archives
-    whose key rule, `block.interval` or decoding changed while copies were in flight, and returns any one of the copies;
-    `none` returns what is stored.
+    `keys` filters by key; None stands for messages without one. `columns` lists the wanted columns, or is a predicate
+    on names; the result of a predicate may also contain the columns that identify a message.
 
-    Objects in other formats than Parquet (`block.format`) are not read: where there are any in what is asked for, that
-    is an error, unless `parquet_only` leaves them out.
+    `dedupe`: `auto` drops copies where object names allow any: under one key and bucket, in one bundle and bucket, or
+    in a bucket with several layouts. `full` compares all messages and returns any one copy, for archives whose key
+    rule, `block.interval` or decoding changed while copies were in flight. `none` returns all rows.
 
-    A column that some objects have as integer and others as float becomes double; types that do not go together at
-    all become string, structs and lists as JSON.
+    Objects in formats other than Parquet (`block.format`) cannot be read: if there are any in the range, that is an
+    error, unless `parquet_only` leaves them out.
 
-    `options` are what the capture has as `store.options`: for fsspec, which lists the objects, and, as far as they
-    say where the store is and who asks, for Spark. `engine`: `spark` is Spark's own reader; `arrow` reads with fsspec,
-    and `columns` then says what is fetched at all: slower, but Spark needs no file system for the store.
+    A column that is an integer in some objects and a float in others becomes double; other differing types become
+    string, structs and lists as JSON.
+
+    `options` are the capture's `store.options`: fsspec lists the objects with them, and Spark gets the endpoint and
+    credentials. `engine`: `spark` is Spark's own reader; `arrow` reads with fsspec and fetches only `columns`: slower,
+    but Spark needs no file system for the store.
     """
     if engine not in ("spark", "arrow"):
         raise JetcaptureError(f"engine={engine!r}: expected spark or arrow")
@@ -103,13 +103,7 @@ def read_archive(
     archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
     columns = [columns] if isinstance(columns, str) else columns
     needed = _with_time(columns) if part.by_event else columns
-    for attempt in range(_ATTEMPTS):
-        try:
-            frame = _plan(archive, part, needed, dedupe, parquet_only=parquet_only)
-            break
-        except VanishedError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
+    frame = retried(lambda: _plan(archive, part, needed, dedupe, parquet_only=parquet_only))
     frame = _between(frame, sf.col(layout.TIMESTAMP), part.start, part.end)
     if part.by_event:
         times = [name for name in (layout.TIME, layout.TIMESTAMP) if name in frame.columns]
@@ -131,10 +125,10 @@ def _between(frame: DataFrame, time: Column, start: datetime | None, end: dateti
 
 
 def archive_view(spark: SparkSession, url: str, stream: str, name: str | None = None, **read: Any) -> DataFrame:
-    """Register the archive as temporary view `name`, so that plain SQL finds it. `read` is what `read_archive` takes.
+    """Register the archive as a temporary view, for SQL. `read` are arguments of `read_archive`.
 
-    By default the name is the stream's, with `_` for every character but ASCII letters, digits and `_`, and in front of
-    a digit: `orders-eu` is `orders_eu`, `1e5` is `_1e5`. Any other `name` is kept, and stands in backticks in SQL.
+    The default name is the stream's, with `_` for every character but ASCII letters, digits and `_`, and before a
+    leading digit: `orders-eu` is `orders_eu`, `1e5` is `_1e5`. Other names are kept; quote them with backticks in SQL.
     """
     frame = read_archive(spark, url, stream, **read)
     frame.createOrReplaceTempView(quoted(_plain_name(stream) if name is None else name))
@@ -158,18 +152,18 @@ def read_bucket(
 ) -> DataFrame:
     """Return the KV bucket `bucket` at a moment: the entry of each key that clients could get then.
 
-    `as_of` is a time as for `read_archive`, inclusive, or a revision: the moment at which it was stored. By default it
-    is now, with what the archive has by now. Keys that were deleted, purged or expired by then are not there, whether
-    or not the archive has a marker for it. `history` returns all entries up to that moment instead, deletions and
-    expired ones among them: more than the bucket itself keeps.
+    `as_of` is a time as for `read_archive`, inclusive, or a revision, for the moment when it was stored; by default
+    now, as far as the archive goes. Keys deleted, purged or expired by then are left out, even if the archive has no
+    marker for it. `history` returns all entries up to that moment instead, including deletions and expired entries:
+    more than the bucket itself keeps.
 
     Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
-    envelope, whose `_nats_payload` is the value, and the decoded columns. Values that could not be decoded have nulls
-    there. `columns` names the columns wanted.
+    envelope, with the value in `_nats_payload`, and the decoded columns, which are null if a value could not be
+    decoded. `columns` lists the wanted columns.
 
-    TTLs and limits are the bucket's own, as the capture has recorded them; `max_age` (a duration, 0 for no limit) and
-    `max_msgs_per_subject` replace them. If the bucket was deleted and created again, a revision is one of the newest
-    bucket. The other arguments are those of `read_archive`.
+    TTLs and limits are those that the capture recorded; `max_age` (a duration, 0 for no limit) and
+    `max_msgs_per_subject` override them. If the bucket was recreated, a revision is one of the newest bucket. The other
+    arguments are those of `read_archive`.
     """
     kv.check_name(bucket)
     stream, moment = f"{buckets.PREFIXES['bucket']}{bucket}", buckets.moment(as_of)

@@ -2,6 +2,7 @@
 
     jetcapture spark replay URL STREAM --servers nats://…        or python -m spark_jobs.replay, or spark-submit
     jetcapture spark replay --config FILE --subject "replay.{key}" --key eu --from 2026-05-01
+    jetcapture spark replay --config FILE --missing
 
 A row of the archive is published with its original bytes and headers, and a message id of the form
 `<stream>:<seq>:<replay id>`, so messages republished within the target stream's duplicate window are stored once. Four
@@ -25,6 +26,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +47,16 @@ from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
 from spark_jobs.publishing.login import login_at
 from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
+from spark_jobs.replaying.missing import (
+    REPLAY_ID,
+    check_overwritten,
+    describe_missing,
+    describe_published,
+    find_missing,
+    read_tail,
+    select_missing,
+    whole_messages,
+)
 from spark_jobs.replaying.origin import origin_of
 from spark_jobs.replaying.preview import Preview, describe, is_certain, is_recreated, short_window, take_preview
 from spark_jobs.replaying.progress import progress
@@ -86,6 +98,7 @@ def replay(
     origin: Origin | None = None,
     allow_loop: bool = False,
     survey: bool = True,
+    into: str | None = None,
 ) -> Replayed:
     """Publish every row of `frame` and wait for all acknowledgements. Raises JetcaptureError.
 
@@ -97,6 +110,8 @@ def replay(
     `replay_id` (default: random) is part of the message ids; `resume` skips messages of this replay that the target
     streams already have. `window` limits the unacknowledged messages of each task. `tasks` defaults to Spark's
     parallelism, at most 8. With a `pace` there is one task.
+
+    `into` is the only stream that may take the messages.
 
     `origin` is where the archive comes from (`replaying.origin.origin_of`). With it, a replay that the archive's own
     capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
@@ -110,7 +125,7 @@ def replay(
     rows = rows_of(frame, subject, payload)
     _check(rows, pace, resume)
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
-    streams, ingested = _streams(rows, target, None if allow_loop else origin)
+    streams, ingested = _streams(rows, target, None if allow_loop else origin, into)
     found = None
     if survey or not is_certain(rows.pattern, streams, ingested):
         found, rows = take_preview(rows, streams, ingested), rows.surveyed()
@@ -125,12 +140,12 @@ def replay(
         login=target.login,
         replay_id=replay_id,
         window=window,
-        recreated=len(origin.created) > 1 if origin is not None else is_recreated(rows),
+        recreated=into is not None or (len(origin.created) > 1 if origin is not None else is_recreated(rows)),
         apart=rows.apart,
         stored=rows.stored,
         pace=pace,
     )
-    if rows.messages:
+    if rows.messages and into is None:
         log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
     began = time.monotonic()
     with nullcontext() if found is None else progress(target.login, streams, found.messages - skipped):
@@ -174,10 +189,12 @@ def _checked(replay_id: str) -> str:
 
 
 def _streams(
-    rows: ReplayRows, target: Target, origin: Origin | None
+    rows: ReplayRows, target: Target, origin: Origin | None, into: str | None = None
 ) -> tuple[list[Stream], dict[str, tuple[str, ...]]]:
     """Return the possible target streams, and the subjects that the archive's capture consumes from them."""
-    streams = target.streams(rows.pattern)
+    streams = [stream for stream in target.streams(rows.pattern) if into in (None, stream.name)]
+    if not streams and into is not None:
+        raise SourceError(f"stream {into} at {target.where} listens on no subject; nothing was published")
     if not streams:
         raise SourceError(f"no stream at {target.where} listens on {rows.pattern}; nothing was published")
     return streams, target.ingested(streams, origin) if origin is not None else {}
@@ -222,6 +239,9 @@ def logging_to_stderr(command: str, level: int) -> Iterator[None]:
 
 
 def _job(chosen: ReplayCommand) -> None:
+    if chosen.missing:
+        _publish_missing(chosen)
+        return
     servers = login(chosen)
     spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
     frame = selected(query(spark, chosen), chosen)
@@ -247,6 +267,30 @@ def _job(chosen: ReplayCommand) -> None:
         survey=chosen.survey,
     )
     sys.stdout.write(f"{_report(done)}\n")
+
+
+def _publish_missing(chosen: ReplayCommand) -> None:
+    """Publish the archived messages that the stream has lost."""
+    servers, stream = login(chosen), chosen.stream
+    tail = read_tail(servers, stream, chosen.url, chosen.options, chosen.from_seq)
+    spark = session("jetcapture replay", chosen.url if chosen.engine == "spark" else None)
+    frames = []
+    for sql in ("SELECT * FROM archive", "SELECT * FROM quarantine"):
+        asked = copy(chosen)
+        asked.sql = sql
+        frames.append(query(spark, asked))
+    messages = whole_messages(frames, tail)
+    lost = find_missing(messages, tail, chosen.to_seq)
+    check_overwritten(tail, lost)
+    sys.stdout.write(f"{describe_missing(tail, lost)}\n")
+    if chosen.dry_run or not lost.num_rows:
+        return
+    frame, pace = select_missing(messages, lost), pace_of(chosen)
+    done = replay(
+        frame, servers, replay_id=REPLAY_ID, pace=pace, window=chosen.window, tasks=1, survey=chosen.survey, into=stream
+    )
+    (now,) = (each for each in Target(servers).streams(">") if each.name == stream)
+    sys.stdout.write(f"{_report(done)}\n{describe_published(tail, lost, now.last)}\n")
 
 
 def _report(done: Replayed) -> str:

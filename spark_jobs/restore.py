@@ -118,7 +118,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     )
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
-    reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix)
+    reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix, until=wanted.until)
     limits = limits_of(config)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, limits)
     begins = wanted.first if wanted.first > 1 else plan.begins

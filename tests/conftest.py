@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from jetcapture_py import log
 from tests.support import java
+from tests.support.amount import sample_of
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
     from tests.support.scheduling import Scheduler
 
-settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "loaded", max_examples=sample_of(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("loaded")  # the machine may be busy with anything
 
 
@@ -85,7 +88,7 @@ def spark() -> Iterator[SparkSession]:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    session = (
+    builder: Any = (
         SparkSession.builder.master("local[2]")
         .appName("tests")
         .config("spark.ui.enabled", "false")
@@ -96,8 +99,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", tempfile.gettempdir())
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
     )
+    session = builder.getOrCreate()
     yield session
     session.stop()
     with warnings.catch_warnings():

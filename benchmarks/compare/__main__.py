@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -42,8 +42,10 @@ RESULTS = Path(__file__).parents[1] / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- comparison: `make bench ARGS=--publish` writes this -->", "<!-- end of the comparison -->"
 OURS = ["jetcapture-raw", "jetcapture-json"]
-MANY = 100_000
-"""Messages of 10,000 keys, of which each takes a hundred times as long."""
+FEWER = 300_000
+"""Messages of all scenarios but the first one."""
+BUSY = 2
+BUNDLES = 16
 Case = tuple[Scenario, str]
 
 
@@ -60,6 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--runners", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--replicas", type=int, nargs="+", help="processes that share the work")
     parser.add_argument("--busy", type=int, nargs="+", help="busy loops beside everything")
+    parser.add_argument("--bundles", type=int, default=0, help="block.bundles")
     parser.add_argument("--unacked", type=int, default=UNACKED, help="how many the consumer lets be unacknowledged")
     parser.add_argument("--store", nargs="+", choices=["local", "s3"], help="s3: versitygw if it is there, else moto")
     parser.add_argument("--formats", action="store_true", help="the same orders in every format that is decoded")
@@ -76,15 +79,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
         return [(scenario, f"jetcapture-{scenario.format}") for scenario in found]
     names = options.runners or [name for name in runners(None) if name not in OPTIONAL]
     if is_standard(options):
-        base = Scenario(messages=options.messages)
-        wanted = [(base, name) for name in names]
-        others = [
-            (Scenario(size=10_000, messages=fitting(options.messages, 10_000)), ["limit", *OURS]),
-            (Scenario(keys=10_000, messages=min(options.messages, MANY)), OURS),
-            (Scenario(keys=10_000, messages=min(options.messages, MANY), unacked=5 * UNACKED), OURS),
-            (Scenario(replicas=3, messages=options.messages), OURS),
-        ]
-        return wanted + [(scenario, name) for scenario, found in others for name in found if name in names]
+        return standard(options.messages, names)
     found = [
         Scenario(
             size=size,
@@ -93,6 +88,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
             replicas=replicas,
             store=store,
             unacked=options.unacked,
+            bundles=options.bundles,
             busy=busy,
         )
         for size, keys, replicas, store, busy in product(
@@ -104,6 +100,20 @@ def cases(options: argparse.Namespace) -> list[Case]:
         )
     ]
     return [(scenario, name) for scenario in found for name in names]
+
+
+def standard(messages: int, names: list[str]) -> list[Case]:
+    """What docs/benchmarks.md shows: sizes, a busy machine, many keys, and replicas."""
+    fewer, ours = min(messages, FEWER), [*OURS, "jet-capture-csv"]
+    wanted: list[tuple[Scenario, list[str]]] = [(Scenario(messages=messages), names)]
+    wanted += [(Scenario(size=size, messages=fitting(fewer, size)), names) for size in (1000, 10_000)]
+    for size in (250, 10_000):
+        # of large messages as many as are captured in some seconds
+        base = Scenario(size=size, messages=fewer if size == 250 else fewer // 5)
+        wanted += [(replace(base, busy=busy), ours) for busy in (0, BUSY)]
+    wanted += [(Scenario(keys=10_000, bundles=BUNDLES, messages=fewer), OURS)]
+    wanted += [(Scenario(replicas=3, messages=messages), OURS)]
+    return list(dict.fromkeys((scenario, name) for scenario, found in wanted for name in found if name in names))
 
 
 def is_standard(options: argparse.Namespace) -> bool:

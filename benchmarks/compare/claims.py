@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.results import Results, cpu, rate, stored
 
-RAW, JSON, LIMIT, CSV, LOOP = "jetcapture-raw", "jetcapture-json", "limit", "jet-capture-csv", "nats-py"
+RAW, JSON, COLUMNS = "jetcapture-raw", "jetcapture-json", "jetcapture-columns"
+LIMIT, CSV, LOOP = "limit", "jet-capture-csv", "nats-py"
 BASE = Scenario()
-LARGE = 10_000
+MEDIUM, LARGE = 1000, 10_000
 MANY = 10_000
 REPLICAS = 3
 
@@ -38,15 +39,13 @@ def claims(results: Results) -> list[Claim]:
 
 
 def _claims(results: Results) -> Iterator[Claim]:
-    at = {
-        (scenario.size, scenario.keys, scenario.replicas, scenario.store): scenario
-        for scenario in results.scenarios
-        if scenario.unacked == BASE.unacked and scenario.format == BASE.format and scenario.busy == BASE.busy
-    }
-    base = at.get((BASE.size, BASE.keys, 1, "local"), BASE)
+    base = next((each for each in results.scenarios if _is_plain(each, BASE.size)), BASE)
 
     def least(what: str, ours: tuple[Scenario, str], theirs: tuple[Scenario, str], bound: float) -> Claim:
         return Claim(what=what, bound=bound, least=True, ratio=results.ratio(ours, theirs, rate))
+
+    def most(what: str, ratio: float | None, bound: float) -> Claim:
+        return Claim(what=what, bound=bound, least=False, ratio=ratio)
 
     yield least("raw, rate, against the limit", (base, RAW), (base, LIMIT), 0.9)
     yield least("json, rate, against the limit", (base, JSON), (base, LIMIT), 0.8)
@@ -54,28 +53,46 @@ def _claims(results: Results) -> Iterator[Claim]:
     yield least("json, rate, against the plain nats-py loop", (base, JSON), (base, LOOP), 5)
     for name, bound in ((JSON, 1.0), (RAW, 0.6)):
         ratio = results.ratio((base, name), (base, CSV), cpu)
-        yield Claim(what=f"{_short(name)}, CPU, against jet-capture's CSV", bound=bound, least=False, ratio=ratio)
+        yield most(f"{_short(name)}, CPU, against jet-capture's CSV", ratio, bound)
     ratio = results.ratio((base, JSON), (base, CSV), lambda _: stored)
-    yield Claim(what="json, bytes stored, against jet-capture's CSV", bound=0.15, least=False, ratio=ratio)
+    yield most("json, bytes stored, against jet-capture's CSV", ratio, 0.15)
     for name, bound in (("msgpack", 1.0), ("csv", 0.8), ("avro", 0.5), ("protobuf", 0.5)):
         same = replace(base, format=name)
         yield least(f"{name}, rate, against json", (same, f"jetcapture-{name}"), (base, JSON), bound)
-    large = at.get((LARGE, BASE.keys, 1, "local"))
-    many = at.get((BASE.size, MANY, 1, "local"))
-    shared = at.get((BASE.size, BASE.keys, REPLICAS, "local"))
     for scenario in results.scenarios:
+        if _is_plain(scenario, MEDIUM):
+            yield least("raw, 1 KB, rate, against the limit", (scenario, RAW), (scenario, LIMIT), 0.85)
+            yield least("json, 1 KB, rate, against the limit", (scenario, JSON), (scenario, LIMIT), 0.7)
+        if _is_plain(scenario, LARGE):
+            yield least("raw, 10 KB, rate, against the limit", (scenario, RAW), (scenario, LIMIT), 0.45)
+            ours = scenario, COLUMNS
+            yield least("columns, 10 KB, rate, against jet-capture's CSV", ours, (scenario, CSV), 1.5)
+            loop = scenario, LOOP
+            yield least("columns, 10 KB, rate, against the plain nats-py loop", ours, loop, 1.5)
+            yield most("columns, 10 KB, CPU, against the plain nats-py loop", results.ratio(ours, loop, cpu), 0.9)
+            ratio = results.ratio(ours, loop, lambda _: stored)
+            yield most("columns, 10 KB, bytes stored, against the plain nats-py loop", ratio, 1.2)
         quiet = replace(scenario, busy=0)
         for name in (RAW, JSON) if scenario.busy else ():
-            yield least(f"{_short(name)}, {scenario}, rate, against none", (scenario, name), (quiet, name), 0.4)
-    for name in (RAW, JSON):
-        if large is not None:
-            yield least(f"{_short(name)}, 10 KB messages, MB/s, against the limit", (large, name), (large, LIMIT), 0.9)
-        if many is not None:
-            ratio = results.ratio((many, name), (base, name), cpu)
-            what = f"{_short(name)}, CPU of a message, 10,000 keys against 4"
-            yield Claim(what=what, bound=2, least=False, ratio=ratio)
-        if shared is not None:
-            yield least(f"{_short(name)}, rate, 3 replicas against 1", (shared, name), (base, name), 1)
+            ours, alone = (scenario, name), (quiet, name)
+            yield least(f"{_short(name)}, {scenario}, rate, against none", ours, alone, 0.4)
+            theirs = results.ratio((scenario, CSV), (quiet, CSV), rate)
+            ratio = results.ratio(ours, alone, rate)
+            if ratio is not None and theirs is not None:
+                what = f"{_short(name)}, {scenario}, that ratio, against jet-capture's"
+                yield Claim(what=what, bound=1, least=True, ratio=ratio / theirs)
+        for name in (RAW, JSON):
+            if scenario == replace(base, keys=MANY, messages=scenario.messages, bundles=scenario.bundles):
+                layout = f" in {scenario.bundles} bundles" if scenario.bundles else ""
+                ratio = results.ratio((scenario, name), (base, name), cpu)
+                yield most(f"{_short(name)}, CPU of a message, 10,000 keys{layout} against 4", ratio, 2)
+            if scenario == replace(base, replicas=REPLICAS):
+                yield least(f"{_short(name)}, rate, 3 replicas against 1", (scenario, name), (base, name), 0.95)
+
+
+def _is_plain(scenario: Scenario, size: int) -> bool:
+    """Whether nothing but the size and the number of messages is special."""
+    return scenario == replace(BASE, size=size, messages=scenario.messages)
 
 
 def _short(name: str) -> str:

@@ -29,7 +29,8 @@ class Scenario:
     """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together.
 
     `unacked` is how many of them the consumer lets be unacknowledged, `format` what the orders are written in. `busy`
-    other processes do nothing but use a core meanwhile.
+    other processes do nothing but use a core meanwhile. `bundles` is the setting of jetcapture, which has no block of
+    its own for each key then.
     """
 
     size: int = 250
@@ -40,6 +41,7 @@ class Scenario:
     unacked: int = UNACKED
     format: str = "json"
     busy: int = 0
+    bundles: int = 0
 
     @property
     def stream(self) -> str:
@@ -53,6 +55,7 @@ class Scenario:
 
     def __str__(self) -> str:
         parts = [f"{self.messages:,} messages of {self.size:,} B", f"{self.keys:,} key{'s' * (self.keys > 1)}"]
+        parts += [f"{self.bundles} bundles"] if self.bundles else []
         parts += [f"{self.replicas} replicas"] if self.replicas > 1 else []
         parts += [self.store] if self.store != "local" else []
         parts += [f"{self.unacked:,} unacknowledged"] if self.unacked != UNACKED else []

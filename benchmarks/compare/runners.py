@@ -67,6 +67,7 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
         "limit": limit,
         "jetcapture-raw": lambda: jetcapture("jetcapture-raw", "_nats_seq", key="{subject[1]}"),
         "jetcapture-json": lambda: jetcapture("jetcapture-json", "order_id", key="{region}", decode=JSON),
+        # like json, but without the raw payload, which nobody else here keeps
         "jetcapture-columns": lambda: jetcapture(
             "jetcapture-columns", "order_id", key="{region}", decode={**JSON, "keep_payload": False}
         ),
@@ -79,9 +80,8 @@ def runners(checkout: Path | None) -> dict[str, Callable[[], Runner]]:
 
 
 JSON = {"format": "json", "columns": COLUMNS}
-OPTIONAL = frozenset({"jetcapture-columns", *(f"jetcapture-{name}" for name in formats.FORMATS if name != "json")})
-"""Take part only when they are named: like json, but without the raw payload, which nobody else here keeps; and orders
-in other formats."""
+OPTIONAL = frozenset(f"jetcapture-{name}" for name in formats.FORMATS if name != "json")
+"""Take part only when they are named: orders in other formats."""
 
 
 def limit() -> Runner:
@@ -110,6 +110,8 @@ def jetcapture(name: str, identity: str, **sections: Any) -> Runner:
             "log": {"format": "json"},
             **sections,
         }
+        if work.scenario.bundles:
+            settings["block"] = {"bundles": work.scenario.bundles}
         path = work.directory / "jetcapture.yaml"
         path.write_text(yaml.safe_dump(settings, sort_keys=False))  # the fields of CSV are in the columns' order
         return [sys.executable, "-m", "jetcapture_py", "run", str(path), "--until-caught-up"]

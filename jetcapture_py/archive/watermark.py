@@ -19,9 +19,9 @@ from jetcapture_py.errors import JetcaptureError
 
 DIRECTORY = "_watermark"
 MARGIN = timedelta(seconds=5)
-"""How far apart the clocks of the stream's leader and the consumer's may be."""
+"""Maximum clock difference between the leaders of the stream and of the consumer."""
 READER_MARGIN = timedelta(minutes=5)
-"""How far the clock of a machine that reads the archive may be behind the servers'."""
+"""Maximum delay of a reader's clock against the servers'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ hang are counted, logged with a rate limit, and not retried. The archive itself 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -114,7 +115,8 @@ class Announcer:
             state.source.on_denied = self._denied
         call = configured_call(config) if call is None else call
         if call is not None:
-            self._receivers["call"] = _Receiver(_called(call))
+            thread = CallThread(TIMEOUT)
+            self._receivers["call"] = _Receiver(_called(call, thread), thread)
 
     async def check(self) -> None:
         """Refuse a subject whose messages the capture itself would receive. Raises ConfigError."""
@@ -162,6 +164,10 @@ class Announcer:
                     self._failed(kind, "drain_timeout", "", left)
 
     async def _deliver(self, kind: str, receiver: _Receiver) -> None:
+        with contextlib.closing(receiver):
+            await self._deliver_all(kind, receiver)
+
+    async def _deliver_all(self, kind: str, receiver: _Receiver) -> None:
         while True:
             stored = await receiver.waiting.get()
             try:
@@ -200,10 +206,10 @@ class Announcer:
 
 
 class _Receiver:
-    """A receiver and its queue."""
+    """A receiver and its queue; `thread` is where it runs, if it has one of its own."""
 
-    def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]]) -> None:
-        self.deliver = deliver
+    def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]], thread: CallThread | None = None) -> None:
+        self.deliver, self._thread = deliver, thread
         self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MOST_WAITING)
         self.offered = self.delivered = 0
 
@@ -221,9 +227,13 @@ class _Receiver:
         self.offered += 1
         return True
 
+    def close(self) -> None:
+        """End its thread."""
+        if self._thread is not None:
+            self._thread.close()
 
-def _called(call: OnStored) -> Callable[[StoredObject], Awaitable[None]]:
-    thread = CallThread(TIMEOUT)
+
+def _called(call: OnStored, thread: CallThread) -> Callable[[StoredObject], Awaitable[None]]:
     return lambda stored: thread.run(lambda: call(stored, stored.location))
 
 

@@ -14,7 +14,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,14 @@ class Blocks:
     def oldest_age(self, now: float) -> float:
         """Seconds since the oldest open block's first message; 0 without one."""
         return next((now - block.opened for block in self._open.values()), 0.0)
+
+    def oldest(self, count: int) -> list[Block]:
+        """Return the oldest open blocks, at most `count`."""
+        return list(islice(self._open.values(), count))
+
+    def largest(self, count: int) -> list[Block]:
+        """Return the largest open blocks, at most `count`."""
+        return heapq.nlargest(count, self._open.values(), key=lambda block: block.bytes)
 
     def add(self, rows: pa.RecordBatch, runs: Sequence[Run], now: float, *, quarantine: bool = False) -> list[Block]:
         """Put routed rows into their blocks; return the blocks that were sealed because they are full."""

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import Any
 
 from jetcapture_py.errors import JetcaptureError
@@ -22,7 +23,7 @@ class CallThread:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._work: queue.SimpleQueue[tuple[Call, Done]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Call, Done] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since: float | None = None
 
@@ -32,7 +33,9 @@ class CallThread:
             waited = time.monotonic() - self._since
             raise JetcaptureError(f"an earlier call has not returned for {waited:.0f} s")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work_off, name="on_stored", daemon=True)
+            self._thread = threading.Thread(
+                target=copy_context().run, args=(self._work_off,), name="on_stored", daemon=True
+            )
             self._thread.start()
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[BaseException | None] = loop.create_future()
@@ -51,10 +54,14 @@ class CallThread:
         if error is not None:
             raise error if isinstance(error, Exception) else JetcaptureError(f"it raised {type(error).__name__}")
 
+    def close(self) -> None:
+        """End the thread, once its call has returned."""
+        self._work.put(None)
+
     def _work_off(self) -> None:
         with asyncio.Runner() as runner:
-            while True:
-                call, done = self._work.get()
+            while (work := self._work.get()) is not None:
+                call, done = work
                 error: BaseException | None = None
                 try:
                     result = call()

@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jetcapture_py.archive import layout
+from jetcapture_py.capture.recent import MOST_OBJECTS, RecentObject
 from jetcapture_py.capture.state import CaptureState, StoredBlock
-from jetcapture_py.capture.stats import Stats
 from jetcapture_py.log import event
 from jetcapture_py.transform.prepare import Prepared
 
 log = logging.getLogger("jetcapture.capture")
 
 
-def count_prepared(stats: Stats, prepared: Prepared) -> None:
+def count_prepared(state: CaptureState, prepared: Prepared) -> None:
     """Count a batch that has been put into blocks."""
+    stats = state.stats
     stats.received += prepared.messages
     stats.redelivered += prepared.redelivered
     stats.strays += prepared.strays
@@ -24,6 +25,7 @@ def count_prepared(stats: Stats, prepared: Prepared) -> None:
     if prepared.strays:
         event(log, logging.WARNING, "receive.strays", frames=prepared.strays)
     if prepared.quarantine.num_rows:
+        state.recent.quarantined(prepared.quarantine, datetime.now(UTC))
         first = prepared.quarantine.slice(0, 1).to_pylist()[0]
         event(
             log,
@@ -47,7 +49,10 @@ def count_stored(state: CaptureState, stored: list[StoredBlock], *, confirmed: b
     stats.stored_rows += rows
     stats.stored_bytes += size
     stats.acked += messages if confirmed else 0
-    state.last_object = stored[-1].encoded.name.path, datetime.now(UTC)
+    now = datetime.now(UTC)
+    state.last_object = stored[-1].encoded.name.path, now
+    for each in stored[-MOST_OBJECTS:]:
+        state.recent.objects.appendleft(_stored_object(each, now))
     reasons = ",".join(sorted({each.block.sealed_by for each in stored}))
     fields: dict[str, Any] = {
         "blocks": len(stored),
@@ -59,3 +64,16 @@ def count_stored(state: CaptureState, stored: list[StoredBlock], *, confirmed: b
     if len(stored) == 1:
         fields["object"] = stored[0].encoded.name.path
     event(log, logging.INFO, "blocks.stored", **fields)
+
+
+def _stored_object(stored: StoredBlock, now: datetime) -> RecentObject:
+    encoded = stored.encoded
+    return RecentObject(
+        path=encoded.name.path,
+        location=stored.location,
+        messages=encoded.messages,
+        rows=encoded.name.rows,
+        bytes=encoded.data.size,
+        sealed_by=stored.block.sealed_by,
+        acknowledged=now,
+    )

@@ -45,7 +45,7 @@ class Encoding:
                 (block.away > 0, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
             ]
-            objects = await state.in_thread(state.store_threads, self._encode, work)
+            objects = await state.in_thread(state.encode_threads, self._encode, work)
         for block, encoded in zip(blocks, objects, strict=True):
             block.release()
             state.encoded_bytes += encoded.memory

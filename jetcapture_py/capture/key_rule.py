@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jetcapture_py import plugins
-from jetcapture_py.archive import footer, layout, watermark
+from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import format_duration
-from jetcapture_py.errors import StoreError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import event
-from jetcapture_py.store import NoteStore, ObjectReader
-from jetcapture_py.text import one_line
+from jetcapture_py.store import NoteStore, ObjectReader, read_watermark, users_errors
 from jetcapture_py.transform.decode import FormatConfig, parse_type
 from jetcapture_py.transform.keys import KeyFunction
 
@@ -86,7 +85,7 @@ async def warn_of_change(state: CaptureState, encoder: Encoder) -> None:
     try:
         async with asyncio.timeout(TIMEOUT):
             found = await state.in_thread(state.store_threads, _last, state.store, state.config.source.stream)
-    except (StoreError, TimeoutError) as error:
+    except (JetcaptureError, TimeoutError) as error:
         event(log, logging.DEBUG, "rule.unknown", error=error)
         return
     if found is not None and (fields := changes(found[1], encoder)):
@@ -110,23 +109,16 @@ def changes(stored: Mapping[str, str], now: Encoder) -> dict[str, str]:
 def _last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
     """Read the footer of the object that the watermark says was stored last; its path and its entries.
 
-    Raises StoreError, whatever a store of the user raises.
+    Raises JetcaptureError, whatever a store of the user raises.
     """
     if not (isinstance(store, NoteStore) and isinstance(store, ObjectReader)):
         return None
-    try:
-        return _read_last(store, stream)
-    except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
-        raise StoreError(one_line(error)) from None
-
-
-def _read_last(store: Any, stream: str) -> tuple[str, Mapping[str, str]] | None:
-    data = store.read_note(watermark.path(stream))
-    mark = None if data is None else watermark.decode(data)
+    mark = read_watermark(store, stream)
     if mark is None or mark.last_object is None:
         return None
     path = mark.last_object[0]
     name = layout.parse_path(path)
     if name is None or name.stream != stream or not name.parquet:
         return None
-    return path, footer.read(lambda size: store.read_end(path, size))
+    with users_errors():
+        return path, footer.read(lambda size: store.read_end(path, size))

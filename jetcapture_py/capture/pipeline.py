@@ -92,7 +92,7 @@ class Capture:
                 full += blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True)
                 state.send_to_store(full)
                 state.preparing = self.decoding.rest
-                count_prepared(state.stats, prepared)
+                count_prepared(state, prepared)
                 state.seal_under_pressure()
 
     async def _store(self) -> None:

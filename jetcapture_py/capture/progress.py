@@ -98,6 +98,8 @@ class Observer:
         self._stream, self._consumer = stream, consumer
         self._samples: list[tuple[int, int]] = []
         self._began = 0
+        self.overtaken: tuple[int, int] | None = None
+        """Sequence and timestamp of a message, if a later one had a lower sequence: the server may have lost it."""
 
     def began(self, state: ConsumerState) -> None:
         """Record the consumer's position before anything is pulled: its filters until then are unknown."""
@@ -106,10 +108,17 @@ class Observer:
     def saw(self, seq: int, timestamp: int) -> None:
         """Record a received message: its sequence, and its timestamp in microseconds since the epoch."""
         if self._samples and seq <= self._samples[-1][0]:
+            if self.overtaken is None and timestamp > self._samples[-1][1]:
+                self.overtaken = self._samples[-1]
             return
         self._samples.append((seq, timestamp))
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[: -_MOST_SAMPLES // 2 : 2]
+
+    def forget(self) -> None:
+        """Start over: the stream gives sequences of received messages to new ones."""
+        self._samples.clear()
+        self.overtaken = None
 
     def lag(self, state: ConsumerState) -> timedelta:
         """Return the age of the oldest message that is not stored, as far as this replica knows.

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,11 +18,13 @@ from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import budget
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.progress import Observer
+from jetcapture_py.capture.recent import Recent
 from jetcapture_py.capture.spool import Spool
 from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.values import TEXT_FORMATS
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import Store
@@ -42,8 +45,10 @@ class CaptureState:
 
     `whole_blocks` says that an object is made of one table, which no file can hold.
     `preparing` is the batch in the decoder, `sealed` holds blocks that wait for the store, and `stored` blocks that
-    wait to be acknowledged. `stream_config` is what was last written of the stream's configuration. `progress` is set
-    whenever memory was freed or messages were acknowledged.
+    wait to be acknowledged. `stream_config` is what was last written of the stream's configuration, `stream_end` the
+    last sequence that the stream is known to have had, None before it was asked. `progress` is set whenever memory was
+    freed or messages were acknowledged. Several captures may share `encode_threads`. `ended` is None until the capture
+    has ended, then the reason for its failure, or "" after a drain.
     """
 
     def __init__(self, config: Config, store: Store, *, whole_blocks: bool = False) -> None:
@@ -51,13 +56,14 @@ class CaptureState:
         self.config = config
         self.store = store
         self.stats = Stats()
+        self.recent = Recent()
         spool = config.limits.spool
         in_memory = whole_blocks or not spool
         largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
         self.blocks = Blocks(SealRules(max_age=block.max_age, max_bytes=largest, max_rows=block.max_messages))
         self.spooling: Spooling | None = None
         if spool:
-            growth = shares.TEXT_GROWTH if block.format in ("ndjson", "csv") and block.compression == "none" else 1
+            growth = shares.TEXT_GROWTH if block.format in TEXT_FORMATS and block.compression == "none" else 1
             files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, memory)
         self.source = PullSource(
@@ -65,6 +71,7 @@ class CaptureState:
         )
         self.observer = Observer(source.stream, source.consumer)
         self.opened = self.draining = False
+        self.ended: str | None = None
         self.preparing = Received()
         self.decoding_since: float | None = None
         self.encoding = budget.WeightedSemaphore(memory // shares.ENCODING_SHARE)
@@ -72,12 +79,14 @@ class CaptureState:
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
         self.stream_config: bytes | None = None
+        self.stream_end: int | None = None
         self.last_object: tuple[str, datetime] | None = None
         self.sealed: asyncio.Queue[Block] = asyncio.Queue()
         self.stored: asyncio.Queue[StoredBlock] = asyncio.Queue()
         self.progress = asyncio.Event()
         self.decode_threads = ThreadPoolExecutor(1, "decode")
         self.store_threads = ThreadPoolExecutor(config.store.concurrency, "store")
+        self.encode_threads: Executor = self.store_threads
 
     @property
     def memory(self) -> int:
@@ -165,8 +174,8 @@ class CaptureState:
         await self.progress.wait()
 
     async def in_thread(self, threads: Executor, work: Callable[..., T], *args: Any) -> T:
-        """Run `work` in one of `threads`."""
-        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+        """Run `work` in one of `threads`; what it logs names this capture."""
+        return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""

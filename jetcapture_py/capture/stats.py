@@ -95,10 +95,15 @@ class Stats:
     sealed_by: Counter[str] = field(default_factory=Counter)
     unconfirmed_acks: int = 0
     on_stored_failures: Counter[str] = field(default_factory=Counter)
+    stream_losses: Counter[str] = field(default_factory=Counter)
     storing: Storing = field(default_factory=Storing)
 
     def fields(self) -> dict[str, Any]:
         """All counters by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "storing"}
-        counts = {"sealed_by": dict(self.sealed_by), "on_stored_failures": self.on_stored_failures.total()}
+        counts = {
+            "sealed_by": dict(self.sealed_by),
+            "on_stored_failures": self.on_stored_failures.total(),
+            "stream_losses": self.stream_losses.total(),
+        }
         return {**values, **counts, "store_errors": self.storing.errors.total()}

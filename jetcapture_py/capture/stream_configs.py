@@ -11,6 +11,7 @@ from typing import Any
 
 from jetcapture_py.archive.stream_config import StreamConfig, decode, is_time, path
 from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.capture.stream_watch import watch_stream
 from jetcapture_py.config.units import parse_time
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.log import event
@@ -22,13 +23,17 @@ log = logging.getLogger("jetcapture.capture")
 async def keep_stream_config(state: CaptureState) -> None:
     """Write the stream's configuration if it has changed; a failure is logged and retried with the next watermark.
 
-    There is none where there is no watermark, or without permission to read it.
+    There is none where there is no watermark, or without permission to read it. The same answer of the server shows
+    whether it has lost messages.
     """
     store, stream = state.store, state.config.source.stream
-    if not isinstance(store, NoteStore) or "{key}" in state.config.store.url or not state.source.stream_created:
+    info = await state.source.stream_info() if state.source.stream_created else None
+    if info is None:
         return
-    info = await state.source.stream_info()
-    if info is None or not is_time(created := str(info.get("created", ""))):
+    await watch_stream(state, info)
+    if not isinstance(store, NoteStore) or "{key}" in state.config.store.url:
+        return
+    if not is_time(created := str(info.get("created", ""))):
         return
     found = StreamConfig(stream=stream, created=created, config=info["config"], continues=_continues(info))
     if (data := found.encode()) == state.stream_config:

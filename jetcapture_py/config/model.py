@@ -191,7 +191,7 @@ class Config(Section):
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
     on_stored: OnStoredConfig = Field(default_factory=OnStoredConfig, description="Notifications of stored objects.")
-    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the process.")
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Limits of the capture.")
     http: HttpConfig | None = Field(
         default_factory=HttpConfig, description="Metrics, probes and status page; `null` turns them off."
     )

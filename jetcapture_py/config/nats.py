@@ -76,6 +76,11 @@ class NatsConfig(Section):
     )
 
     @property
+    def has_websockets(self) -> bool:
+        """Whether its servers are WebSocket addresses."""
+        return any(url.lower().startswith("ws") for url in self.servers)
+
+    @property
     def js_api(self) -> str:
         """The prefix of the JetStream API's subjects, without the dot at its end."""
         return self.api_prefix or (f"$JS.{self.domain}.API" if self.domain else "$JS.API")

@@ -50,7 +50,7 @@ class SpoolConfig(Section):
 
 
 class LimitsConfig(Section):
-    """Limits of the process."""
+    """Limits of the capture."""
 
     memory: types.Memory = human("1GiB", "Memory for messages that are not stored yet; at least 32MiB.")
     open_blocks: types.Count = Field(

@@ -50,7 +50,7 @@ def parse_template(text: str) -> tuple[TemplatePart, ...]:
 
 
 def part_name(part: TemplatePart) -> str:
-    """What a template has between the braces for `part`; "" for text."""
+    """Return the text between the braces for `part`; "" for literal text."""
     if part.kind == "token":
         return f"subject[{part.value}]"
     return {"text": "", "subject": "subject", "header": f"header.{part.value}"}.get(part.kind, str(part.value))

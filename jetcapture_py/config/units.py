@@ -207,7 +207,7 @@ def dotted(path: Iterable[int | str]) -> str:
 
 
 def kind(value: object) -> str:
-    """What sort of value it is, in the words of a configuration file."""
+    """Return the kind of value, in the terms of a configuration file."""
     if value is None:
         return "nothing"
     words = ((bool, "true or false"), (str, "text"), (int | float, "a number"), (dict, "a mapping"))

@@ -16,13 +16,12 @@ from typing import Any, BinaryIO, TypeVar
 
 from jetcapture_py.config.buckets import PREFIXES, AsOf, is_name, moment
 from jetcapture_py.config.units import format_time, microseconds_of, moment_of, quoted
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.files.catalog import ArchivedFile, expected_digest, newest, parsed, prefix, subject
 from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.reader import ObjectStorage, retried
 from jetcapture_py.text import plural
 
-_ATTEMPTS = 3
 _MOST_LINKS = 10
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ def list_files(
     JetcaptureError.
     """
     archive = _Archive(url, options)
-    found = _retried(lambda: archive.catalog(store, moment(as_of)))
+    found = retried(lambda: archive.catalog(store, moment(as_of)))
     return [found.files[name] for name in sorted(found.files) if found.files[name].present]
 
 
@@ -51,7 +50,7 @@ def read_file(
         _Archive(url, options).copy(store, name, moment(as_of), found)
         return found.getvalue()
 
-    return _retried(read)
+    return retried(read)
 
 
 def save_file(
@@ -96,21 +95,13 @@ def _replaced(target: Path, write: Callable[[BinaryIO], T]) -> T:
 
     try:
         with file:
-            found = _retried(again)
+            found = retried(again)
         partial.replace(target)
     except BaseException:
         with suppress(OSError):
             partial.unlink()
         raise
     return found
-
-
-def _retried(work: Callable[[], T]) -> T:
-    """Call `work` again if an object disappears meanwhile: a compaction has replaced it."""
-    for _ in range(_ATTEMPTS - 1):
-        with suppress(VanishedError):
-            return work()
-    return work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

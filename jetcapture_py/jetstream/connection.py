@@ -127,7 +127,7 @@ def _wants_tls(config: NatsConfig) -> bool:
 
 
 def _options(config: NatsConfig) -> dict[str, Any]:
-    if any(url.lower().startswith("ws") for url in config.servers) and find_spec("aiohttp") is None:
+    if config.has_websockets and find_spec("aiohttp") is None:
         raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
     options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
     if config.user is not None:

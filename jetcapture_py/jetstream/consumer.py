@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import datetime
 
 from jetcapture_py.config.model import SourceConfig
+from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.admin import (
     ConsumerState,
@@ -85,6 +87,14 @@ class Consumer:
             self._may_get = error.code != FORBIDDEN
             return False if error.code == NOT_FOUND else None
         return not answer["message"].get("data")
+
+    async def is_other(self, seq: int, timestamp: int) -> bool:
+        """Whether the stream has another message than that stored at `timestamp` (microseconds); False if unknown."""
+        try:
+            answer = await self._api.request(f"STREAM.MSG.GET.{self._config.stream}", {"seq": seq})
+        except (ApiError, UnavailableError):
+            return False
+        return microseconds_of(datetime.fromisoformat(answer["message"]["time"])) != timestamp
 
     def _report_changes(self, state: ConsumerState) -> None:
         """Log the settings that somebody has changed."""

@@ -22,7 +22,8 @@ from jetcapture_py.jetstream.permissions import Denial, refusal
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import one_line
 
-CHUNK = 256 << 10
+CHUNK = 512 << 10
+"""Bytes in a message: few enough for a slow connection to send one within the five seconds."""
 WINDOW = 4 << 20
 """Bytes sent and not acknowledged."""
 KEEP_ALIVE = 1.0
@@ -148,7 +149,7 @@ class StreamRestore:
             chunk = view[start : start + size]
             while self._pending and self._pending + len(chunk) > WINDOW:
                 await self._answer(_ACK_TIMEOUT)
-            await self._publish(bytes(chunk))
+            await self._publish(data if len(chunk) == len(data) else bytes(chunk))
 
     async def keep_alive(self) -> None:
         """Tell the server that more will come. Raises SourceError."""

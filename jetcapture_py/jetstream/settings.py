@@ -26,7 +26,7 @@ _MEANS_NOTHING = {
     "storage": "file",
     "src": ">",
 }
-"""What a setting is where it is left out."""
+"""Values of settings that are left out."""
 _UNORDERED = frozenset({"subjects", "filter_subjects", "sources", "tags"})
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _NO_TIME = "0001-01-01T00:00:00Z"

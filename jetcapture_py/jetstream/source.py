@@ -66,11 +66,10 @@ class PullSource:
         self.on_denied: Callable[[Denial], bool] = lambda denial: False  # noqa: ARG005  nobody publishes yet
         """Called with a refusal that does not end the capture; returns whether that is dealt with."""
         self._unacked, self._replies = unacked, replies
-        self._others = 0
+        self.other_unacked = self.other_pulls = 0
+        """Of other replicas when the consumer was last looked up: unacknowledged messages, and open pulls."""
         self._inbox = Inbox(self._on_data)
-        self._wake = asyncio.Event()
-        self._ready = asyncio.Event()
-        self._enough = asyncio.Event()
+        self._wake, self._ready, self._enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ended = self._closing = False
         self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
         self.pulls = Pulls(
@@ -103,6 +102,7 @@ class PullSource:
         """Find or create the consumer, get its state, and subscribe."""
         self._consumer = Consumer(self._api, self.config.source, self.fail)
         await self._consumer.attach()
+        self.is_other = self._consumer.is_other
         self.payloads = PayloadCheck(
             self.stream,
             self.consumer,
@@ -327,8 +327,9 @@ class PullSource:
             return False
         self._known = asked
         held = self._unacked()
-        self._others = max(0, self.state.unacked - held)
+        self.other_unacked = max(0, self.state.unacked - held)
         pulls = max(pulls, self.pulls.active)
+        self.other_pulls = max(0, self.state.waiting_pulls - pulls)
         self._deliveries.looked_up(self.state, held=held, pulls=pulls, now=self._loop.time())
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()
@@ -341,7 +342,7 @@ class PullSource:
     @property
     def unacked_limit(self) -> int:
         """Maximum messages that this replica may hold: the consumer's limit minus those held by other replicas."""
-        return max(1, self.state.max_ack_pending - self._others)
+        return max(1, self.state.max_ack_pending - self.other_unacked)
 
     async def ack(self, replies: pa.BinaryArray) -> AckResult:
         """Acknowledge stored messages in bulk; the server confirms the last one.

@@ -42,6 +42,9 @@ class Health:
 
 def health(state: CaptureState) -> Health:
     """Return the current health."""
+    if state.ended is not None:
+        line = f"running: it has failed: {state.ended}" if state.ended else "consuming: drained and ended"
+        return Health(connected=False, consuming=False, decoding=True, storing=True, trouble=(line,))
     trouble = []
     connected = state.opened and state.source.connected
     undeliverable = state.source.pulls.stuck if state.opened else None
@@ -71,6 +74,8 @@ def health(state: CaptureState) -> Health:
 
 def stuck(state: CaptureState) -> str | None:
     """Return in one line why a restart is needed; None if it is not."""
+    if state.ended is not None:
+        return None
     return _decoding(state, max(DECODER_STUCK, DECODER_STUCK_PER_MESSAGE * len(state.preparing)))
 
 

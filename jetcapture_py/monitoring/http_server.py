@@ -9,11 +9,13 @@ It starts before most of the program is imported, so this module imports little.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from http import HTTPStatus
 from pathlib import Path
@@ -36,6 +38,12 @@ SLOWEST_CLIENT = 10.0
 MOST_STARTING = 300.0
 """Seconds that the program may take to start before it counts as stuck."""
 PLAIN = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+_STARTING = (
+    b"<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=1>"
+    b"<title>Starting \xc2\xb7 jetcapture</title><p>Starting\n"
+)
+"""The page until there is a status page; it reloads itself."""
 _METHODS = (b"GET", b"HEAD")
 
 
@@ -45,6 +53,8 @@ class Answer(NamedTuple):
     status: HTTPStatus
     type: str
     body: bytes
+    location: str = ""
+    """Where a redirect leads."""
 
 
 class Application(Protocol):
@@ -65,6 +75,8 @@ class Starting:
         """Answer while the program starts."""
         if path == "/livez" and time.monotonic() - self._since < MOST_STARTING:
             return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
+        if path == "/":
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, HTML, _STARTING)
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"starting\n")
 
 
@@ -75,7 +87,7 @@ class HttpServer:
     """
 
     def __init__(self, listen: str, application: Application, *, most_clients: int = MOST_CLIENTS) -> None:
-        self.application = application
+        self.listen, self.application = listen, application
         self._most_clients = most_clients
         self._socket = _listening(listen)
         self.port = int(self._socket.getsockname()[1])
@@ -185,7 +197,8 @@ def _head(answer: Answer, *, goes_on: bool) -> bytes:
         f"Content-Length: {len(answer.body)}",
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
-        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'",
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+        *([f"Location: {answer.location}"] if answer.location else []),
         *([] if goes_on else ["Connection: close"]),
     ]
     return "\r\n".join([*lines, "", ""]).encode()
@@ -202,18 +215,45 @@ def _listening(listen: str) -> socket.socket:
         raise JetcaptureError(f"http.listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
 
 
-def start_early(config: Path) -> HttpServer | None:
-    """Answer probes before the configuration has been checked, on the address that it seems to say.
+@contextlib.contextmanager
+def serving(application: Application, listen: str, server: HttpServer | None = None) -> Iterator[int]:
+    """Serve on `listen`, `address:port`, inside the block; yields the port.
 
-    None where that is unclear, off, or fails: reading the configuration then reports what is wrong.
+    `server` is used if it listens there, and else stopped. Raises JetcaptureError when the address cannot be used.
     """
-    from jetcapture_py.config import yaml_text
-
+    if server is not None and server.listen != listen:
+        server.stop()
+        server = None
+    server = server or HttpServer(listen, application, most_clients=MOST_CLIENTS)
+    server.application = application
+    event(log, logging.INFO, "http.listening", listen=listen, port=server.port)
     try:
-        data = yaml_text.read(config.read_text("utf-8-sig"), os.environ)
+        yield server.port
+    finally:
+        server.stop()
+
+
+def start_early(*arguments: Path, listen: str | None = None) -> HttpServer | None:
+    """Answer probes before the configurations have been checked: on `listen`, or the address that they seem to say.
+
+    None where that is unclear, off, or fails: reading the configurations then reports what is wrong.
+    """
+    try:
+        address = listen or _stated_address(arguments)
+        return None if address is None else HttpServer(address, Starting())
+    except (OSError, ValueError, JetcaptureError):
+        return None
+
+
+def _stated_address(arguments: Sequence[Path]) -> str | None:
+    """Return the first address in the files, or the default; None if `http` is off. Raises ValueError and others."""
+    from jetcapture_py.config import files, yaml_text
+
+    for path in files.expand(arguments):
+        data = yaml_text.read(path.read_text("utf-8-sig"), os.environ)
         section = data.get("http", {}) if isinstance(data, dict) else None
         if not isinstance(section, dict):
             return None
-        return HttpServer(str(section.get("listen") or DEFAULT_LISTEN), Starting())
-    except (OSError, ValueError, JetcaptureError):
-        return None
+        if section.get("listen"):
+            return str(section["listen"])
+    return DEFAULT_LISTEN

@@ -39,17 +39,6 @@ class Metrics(Collector):
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield description, labels and value of each metric, for the status page."""
-        for metric in self.collect():
-            for sample in metric.samples:
-                if metric.type != "histogram" or not sample.name.endswith("_bucket"):
-                    labels = ", ".join(f"{name} {value}" for name, value in sample.labels.items())
-                    number = sample.value
-                    part = sample.name.removeprefix(metric.name).strip("_") if metric.type == "histogram" else ""
-                    text = f"{metric.documentation} ({part})" if part else metric.documentation
-                    yield text, labels, f"{number:,.0f}" if number == int(number) else f"{number:,.2f}"
-
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics."""
         source = self._state.config.source
@@ -83,6 +72,8 @@ class Metrics(Collector):
         yield _counter("messages_lost_in_flight", lost, source.lost)
         failures = {kind: stats.on_stored_failures[kind] for kind in ("subject", "call")}
         yield _counters("on_stored_failures", "Stored objects not announced, by receiver", "receiver", failures)
+        losses = {kind: stats.stream_losses[kind] for kind in ("rewind", "recreated")}
+        yield _counters("stream_losses", "Times that the stream lost messages or was created again", "kind", losses)
         spooling = self._state.spooling
         yield _counter("spool_failures", "Failures to write to the spool", spooling.failures if spooling else 0)
         yield _counter("reconnects", "Reconnects to NATS", source.reconnects)
@@ -147,6 +138,34 @@ class Metrics(Collector):
         if capture.watermark is not None:
             time = capture.watermark.time.timestamp()
             yield _gauge("watermark_timestamp_seconds", "All messages of the stream before this time are stored", time)
+
+
+class JoinedMetrics(Collector):
+    """The metrics of the process and its captures, by name; `failed` of them failed. Collect them in their event loop.
+
+    Every sample of a capture has the labels `capture` and `stream`; each metric is one family.
+    """
+
+    def __init__(self, states: Mapping[str, CaptureState], failed: int) -> None:
+        self._states, self._failed = states, failed
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        ProcessCollector(registry=registry)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the current metrics."""
+        yield _gauge("captures_failed", "Captures of this process that failed or could not start", self._failed)
+        families: dict[str, Metric] = {}
+        for name, state in sorted(self._states.items()):
+            about = {"capture": name, "stream": state.config.source.stream}
+            for metric in Metrics(state).collect():
+                family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                family.samples += [sample._replace(labels={**about, **sample.labels}) for sample in metric.samples]
+        yield from families.values()
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import parse_path
-from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.archive.watermark import MARGIN, Watermark
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
-from jetcapture_py.jetstream.connection import UnavailableError
+from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.store import NoteStore, configured_store
+from jetcapture_py.monitoring.words import span
+from jetcapture_py.store import NoteStore, configured_store, read_watermark
 from jetcapture_py.text import escaped
 
 TIMEOUT = 5.0
@@ -59,7 +59,7 @@ class CaptureStatus:
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, value and meaning of each line."""
-        lag = "unknown" if self.lag is None else _span(self.lag)
+        lag = "unknown" if self.lag is None else span(self.lag)
         yield "lag", lag, "age of the oldest message that is not stored"
         yield "pending", f"{self.pending:,}", "not delivered yet"
         yield "unacked", f"{self.unacked:,} of {self.max_ack_pending:,}", "delivered and not stored yet"
@@ -70,12 +70,12 @@ class CaptureStatus:
         if self.watermark_time is None:
             yield "watermark", "none", ""
         else:
-            age = _span((self.time - self.watermark_time).total_seconds())
+            age = span((self.time - self.watermark_time).total_seconds())
             yield "watermark", f"{self.watermark_time:%Y-%m-%d %H:%M:%S}", f"{age} ago, sequence {self.watermark_seq:,}"
         if self.last_object is not None and self.last_stored is not None:
             name = parse_path(self.last_object)
             rows = "" if name is None else f"{name.rows:,} rows, "
-            age = _span((datetime.now(UTC) - self.last_stored).total_seconds())
+            age = span((datetime.now(UTC) - self.last_stored).total_seconds())
             yield (
                 "last stored",
                 f"{self.last_stored:%Y-%m-%d %H:%M:%S}",
@@ -119,10 +119,12 @@ class Observed:
             mark = await asyncio.to_thread(self._watermark)
         except JetcaptureError as error:
             problems.append(f"watermark: {error}")
-        if mark is not None and mark.time > state.asked + watermark.MARGIN:
+        if mark is not None and mark.time > state.asked + MARGIN:
             problems.append(
                 "watermark: its time is in the future: a server's clock was wrong; a running capture will correct it"
             )
+        if mark is not None and mark.created:
+            problems += await self._stream_problems(mark, state)
         path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
         return CaptureStatus(
             stream=source.stream,
@@ -143,6 +145,20 @@ class Observed:
             problems=tuple(problems),
         )
 
+    async def _stream_problems(self, mark: Watermark, consumer: ConsumerState) -> list[str]:
+        """Compare the stream with the watermark; nothing without permission to ask for it."""
+        try:
+            info = await self._api.request(f"STREAM.INFO.{mark.stream}")
+        except (ApiError, UnavailableError):
+            return []
+        if info["created"] != mark.created:
+            return [f"stream: it was created again at {info['created']}; the archive's watermark is of the earlier one"]
+        starts = consumer.config.get("opt_start_seq", 0)  # a consumer may start after the stream's end
+        if (last := info["state"]["last_seq"]) < mark.seq and mark.seq >= starts:
+            lost = "the server has lost messages; jetcapture verify names them"
+            return [f"stream: it ends at {last}, but the archive's watermark is at {mark.seq}: {lost}"]
+        return []
+
     async def _lag(self, state: ConsumerState) -> float:
         if state.pending == 0 and state.unacked == 0:
             return 0.0
@@ -153,17 +169,4 @@ class Observed:
     def _watermark(self) -> Watermark | None:
         if not isinstance(self._store, NoteStore) or "{key}" in self._config.store.url:
             return None
-        data = self._store.read_note(watermark.path(self._config.source.stream))
-        return None if data is None else watermark.decode(data, self._config.source.stream)
-
-
-def _span(seconds: float) -> str:
-    """Return a time span in its two largest units."""
-    if seconds < 60:
-        return f"{max(seconds, 0):.1f} s"
-    rest, parts = int(seconds), []
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if rest >= size:
-            parts.append(f"{rest // size} {unit}")
-            rest %= size
-    return " ".join(parts[:2])
+        return read_watermark(self._store, self._config.source.stream)

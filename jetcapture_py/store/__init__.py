@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import pyarrow as pa
 
 from jetcapture_py import plugins
+from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import ConfigError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
@@ -100,15 +101,29 @@ def change_note(store: NoteStore, path: str, change: NoteChange) -> None:
 
     Raises JetcaptureError, whatever a store of the user raises.
     """
-    try:
+    with users_errors():
         if isinstance(store, SharedNoteStore):
             store.change_note(path, change)
         elif (data := change(store.read_note(path))) is not None:
             store.write_note(path, data)
+
+
+@contextlib.contextmanager
+def users_errors() -> Iterator[None]:
+    """Turn whatever a store of the user raises into StoreError; let JetcaptureError pass."""
+    try:
+        yield
     except JetcaptureError:
         raise
     except BaseException as error:  # also sys.exit and panics of Rust, which must not end the process
         raise StoreError(one_line(error)) from error
+
+
+def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
+    """Read the archive's watermark of a stream, None without one. Raises JetcaptureError, whatever a store raises."""
+    with users_errors():
+        data = store.read_note(watermark.path(stream))
+        return None if data is None else watermark.decode(data, stream)
 
 
 def configured_store(config: StoreConfig) -> Store:

@@ -9,9 +9,9 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from fsspec.asyn import AsyncFileSystem
@@ -25,6 +25,16 @@ from jetcapture_py.text import one_line
 
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 16, 1
+_ATTEMPTS = 3
+T = TypeVar("T")
+
+
+def retried(work: Callable[[], T]) -> T:
+    """Call `work` again if an object disappears because a compaction has replaced it."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(VanishedError):
+            return work()
+    return work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 
 
 def payload_texts(decode: FormatConfig | None, *, times: bool = False) -> Callable[[Sequence[str]], FieldTexts] | None:
-    """What makes a reader of the fields with some names; None where decoded columns do not depend on other messages.
+    """Makes a reader of the fields with the given names; None where decoded columns do not depend on other messages.
 
     With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.
     """

@@ -1,8 +1,9 @@
-"""The `verify` command: run the proof with a progress bar, and print the report."""
+"""The `verify` command: run the proof with a progress bar, repair on request, and print the report."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from typing import Any, Self
 
@@ -10,11 +11,28 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.verify.proof import verify
 
 
-def run(config: Config, *, deep: bool, as_json: bool, strict: bool) -> int:
-    """Run the proof, print the report to standard output, and return the exit code."""
+def run(config: Config, *, deep: bool, content: bool, as_json: bool, strict: bool, repair: bool = False) -> int:
+    """Run the proof, print the report to standard output, and return the exit code.
+
+    With `repair`, missing messages are stored first, as far as the stream has them.
+    """
+    if repair:
+        return _repair(config, deep=deep, content=content, as_json=as_json, strict=strict)
     with _Bar() as bar:
-        report = asyncio.run(verify(config, deep=deep, progress=bar.show))
+        report = asyncio.run(verify(config, deep=deep, content=content, progress=bar.show))
     sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
+    return report.exit_code(strict=strict)
+
+
+def _repair(config: Config, *, deep: bool, content: bool, as_json: bool, strict: bool) -> int:
+    from jetcapture_py.verify.repair import verify_and_repair  # imports the capture
+
+    with _Bar() as bar:
+        report, done = asyncio.run(verify_and_repair(config, deep=deep, content=content, progress=bar.show))
+    if as_json:
+        sys.stdout.write(json.dumps({**json.loads(report.as_json()), "repair": done.fields()}) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in (report.as_text(), *done.lines(report)))
     return report.exit_code(strict=strict)
 
 

@@ -96,6 +96,17 @@ class Finder:
         self._found.unread = len(self._unread)
         return self._found
 
+    def forked(self) -> Sequences:
+        """Return the repeated sequences that have several timestamps: different messages of one stream."""
+        found = Sequences()
+        for first, last in self._repeated.windows():
+            seqs, times, _ = self._gathered(first, last, self._repeated)
+            order = np.lexsort((times, seqs))
+            seqs, times = seqs[order], times[order]
+            found.add(seqs[1:][(seqs[1:] == seqs[:-1]) & (times[1:] != times[:-1])])
+        self._found.unread = len(self._unread)
+        return found
+
     def _suspected(self) -> Sequences:
         """Return the sequences in objects of different groups."""
         found, archived, quarantined = Sequences(), Sequences(), Sequences()
@@ -134,22 +145,27 @@ class Finder:
 
     def _judge(self, first: int, last: int, suspected: Sequences) -> None:
         """Compare the suspected messages from `first` to `last` by sequence and timestamp."""
+        seqs, times, owners = self._gathered(first, last, suspected)
+        if len(seqs):
+            self._count(seqs, times, owners)
+
+    def _gathered(self, first: int, last: int, wanted_seqs: Sequences) -> tuple[Any, Any, Any]:
+        """Return sequence, timestamp and object's number of these messages from `first` to `last`."""
         seqs, times, owners = [_NONE], [_NONE], [_NONE]
         inside = [
             (number, each)
             for number, each in enumerate(self._seen)
-            if suspected.near(max(first, each.name.first_seq), min(last, each.name.last_seq))
+            if wanted_seqs.near(max(first, each.name.first_seq), min(last, each.name.last_seq))
         ]
         read = in_order("copies", self._storage.threads, lambda item: self._positions(item[1]), inside)
         for done, ((number, _), (seq, time)) in enumerate(read, 1):
             self._progress("timestamps", done, len(inside))
             wanted = (seq >= first) & (seq <= last)
-            wanted[wanted] = suspected.contains(seq[wanted])
+            wanted[wanted] = wanted_seqs.contains(seq[wanted])
             seqs.append(seq[wanted])
             times.append(time[wanted])
             owners.append(np.full(int(wanted.sum()), number))
-        if sum(map(len, seqs)):
-            self._count(np.concatenate(seqs), np.concatenate(times), np.concatenate(owners))
+        return np.concatenate(seqs), np.concatenate(times), np.concatenate(owners)
 
     def _count(self, seqs: Any, times: Any, owners: Any) -> None:
         order = np.lexsort((owners, times, seqs))  # objects are in the order of their groups

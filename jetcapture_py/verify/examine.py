@@ -88,7 +88,7 @@ def examine(
         seqs, times = _of_life(seqs, times, life, present)
         newest = int(times.max()) if len(seqs) else 0
         count = len(seqs)
-        known = (int(seqs[0]), int(seqs[-1])) if count and count == seqs[-1] - seqs[0] + 1 == span else None
+        known = (int(seqs[0]), int(seqs[-1])) if count == span and (np.diff(seqs) == 1).all() else None
         seqs = None if known else seqs
     else:
         known, seqs, newest, count = (name.first_seq, name.last_seq), None, high, messages
@@ -115,7 +115,7 @@ def _examine_rows(
     messages = len(seqs)
     seqs, times = _of_life(seqs, times, life, _present({}, life, int(times.min()), int(times.max())))
     count = len(seqs)
-    whole = count > 0 and count == seqs[-1] - seqs[0] + 1 == name.last_seq - name.first_seq + 1
+    whole = count == name.last_seq - name.first_seq + 1 and bool((np.diff(seqs) == 1).all())
     return Held(
         name=name,
         size=file.size,

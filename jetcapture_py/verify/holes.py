@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,25 @@ from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import MOST_RANGES, SequenceRange
 
 
+@dataclass(slots=True, kw_only=True)
+class Details:
+    """Sequences in the archive, and those that the stream has and the archive should have."""
+
+    archived: Sequences = field(default_factory=Sequences)
+    missing: Sequences = field(default_factory=Sequences)
+
+
 class Missing:
     """Messages in the stream but not in the archive: ranges up to the ack floor `floor`, counts beyond it.
 
     `promised` counts messages beyond the floor that the watermark covers by its sequence `seq`, `overdue` further ones
-    that it covers by its `time` (microseconds); `first_overdue` is the first of these.
+    that it covers by its `time` (microseconds); `first_overdue` is the first of these. `absent` gets all sequences.
     """
 
-    def __init__(self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0) -> None:
-        self._sequences, self._floor = sequences, floor
+    def __init__(
+        self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0, absent: Sequences | None = None
+    ) -> None:
+        self._sequences, self._floor, self._absent = sequences, floor, absent
         self._promised_seq, self._promised_time = seq, time
         self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
         self.found: list[SequenceRange] = []
@@ -33,10 +44,13 @@ class Missing:
         beyond = absent & (seqs > self._floor)
         promised = beyond & (seqs <= self._promised_seq)
         self.promised += int(promised.sum())
-        overdue = seqs[beyond & ~promised & (times // 1000 <= self._promised_time)]
+        late = beyond & ~promised & (times // 1000 <= self._promised_time)
+        overdue = seqs[late]
         self.overdue += len(overdue)
         self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
         absent &= seqs <= self._floor
+        if self._absent is not None:
+            self._absent.add(seqs[absent | promised | late])
         self.count += int(absent.sum())
         if begins:
             self.close()

@@ -9,72 +9,120 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from threading import Event
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.archive.block_writer import UserWriter, make_writer
-from jetcapture_py.config.model import Config, SourceConfig
-from jetcapture_py.config.units import microseconds_of, moment_of
-from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
-from jetcapture_py.jetstream.admin import ConsumerState, consumer_state, filters_of
-from jetcapture_py.jetstream.read_session import ReadSession, StreamState
+from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.config.model import Config
+from jetcapture_py.config.units import moment_of
+from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.jetstream.admin import filters_of
+from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.text import plural
-from jetcapture_py.verify.holes import Missing, list_gaps
-from jetcapture_py.verify.incarnation import Incarnation
+from jetcapture_py.verify.content import Differences, compare
+from jetcapture_py.verify.holes import Details, Missing, list_gaps
+from jetcapture_py.verify.lost import Loss, find_losses
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
-from jetcapture_py.verify.scan import ArchiveScan, Progress, survey
-from jetcapture_py.verify.stream import MARGIN, read, start_of
+from jetcapture_py.verify.scan import ArchiveScan, Progress, survey, user_writer
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, known_state
+from jetcapture_py.verify.stream import read
 
 TIMEOUT = 10.0
 """Seconds without a server's answer, or without progress in a range, after which the stream counts as unavailable."""
 CLOSE = 20_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
-_GONE_ONCE_ACKED = ("workqueue", "interest")
-_MICROSECOND = timedelta(microseconds=1)
-_LATER = timedelta(days=1)
 
 
-async def verify(config: Config, *, deep: bool = False, progress: Progress | None = None) -> Report:
+async def verify(
+    config: Config,
+    *,
+    deep: bool = False,
+    content: bool = False,
+    progress: Progress | None = None,
+    details: Details | None = None,
+) -> Report:
     """Compare the stream of `config` with its archive and quarantine.
 
-    `deep` reads every byte of every object. `progress` is called with a stage, and how much of it is done. Raises
-    ConfigError, and StoreError if the archive cannot be listed; an unavailable stream is noted in the report.
+    `deep` reads every byte of every object, `content` compares every message in the stream with it. `progress` is
+    called with a stage, and how much of it is done. `details` gets sequences. Raises ConfigError, and StoreError if the
+    archive cannot be listed; an unavailable stream is noted in the report.
     """
-    writer = _user_writer(config)
+    writer = user_writer(config.block)
     storage = ObjectStorage(config.store.url, config.store.options)
     mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
     notes: list[str] = []
     name = f"jetcapture verify {config.source.stream}/{config.source.consumer}"
     async with AsyncExitStack() as stack:
-        known: _Known | None = None
+        known: ServerState | None = None
+        session: ReadSession | None = None
         try:
             session = await stack.enter_async_context(
                 ReadSession(config.nats, name, timeout=TIMEOUT, connect_timeout=TIMEOUT / 2)
             )
-            known = await _known(session, config.source, mark)
+            known = await known_state(session, config.source, mark)
         except SourceError as error:
             notes.append(f"the stream: {error}; only the archive itself was checked")
-        scope = _Scope.of(known, mark)
+        scope = Scope.of(known, mark)
         found = await _survey(storage, config.source.stream, scope, writer, progress, deep=deep)
-        missing = Missing(found.sequences, scope.floor, seq=scope.promised_seq, time=scope.promised_time)
+        details = details or Details()
+        details.archived = found.sequences
+        promised = scope.promised_seq, scope.promised_time
+        missing = Missing(found.sequences, scope.floor, seq=promised[0], time=promised[1], absent=details.missing)
         asked = (
             await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
-            if known
+            if known and session
             else None
         )
-    return _report(config, scope, found, missing, asked, notes, (mark, mark_problem), deep=deep)
+        differences = (
+            await _compare(session, config.source.stream, known, mark, storage, scope, found, notes, progress)
+            if content and known and session
+            else None
+        )
+        lost = await find_losses(session, config.source.stream, known, found, mark, notes, differences)
+    report = _report(config, scope, found, missing, asked, notes, (mark, mark_problem), lost, deep=deep)
+    return replace(report, content_compared=differences.compared) if differences else report
+
+
+async def _compare(
+    session: ReadSession,
+    stream: str,
+    known: ServerState,
+    mark: watermark.Watermark | None,
+    storage: ObjectStorage,
+    scope: Scope,
+    found: ArchiveScan,
+    notes: list[str],
+    progress: Progress | None,
+) -> Differences | None:
+    """Compare the content of messages; add to `notes` what could not be compared."""
+    if scope.life is None:
+        return None
+    bounds, filters = (known.state.first, known.state.last), filters_of(known.consumer.config)
+    before = mark.filters if mark is not None and mark.created == known.state.created else ()
+    if not before or before[0].after or any(each.subjects != tuple(sorted(filters)) for each in before):
+        filters = ()  # the archive may have other messages as well
+    try:
+        result = await compare(session, stream, filters, storage, scope.life, found, bounds, progress)
+    except SourceError as error:
+        notes.append(f"the content of messages: {error}")
+        return None
+    if result.untold:
+        notes.append(f"the content of {plural(result.untold, 'object')}: not Parquet, gone, or unreadable")
+    if result.no_payload:
+        notes.append(f"the payloads of {plural(result.no_payload, 'message')}: the archive does not have them")
+    return result
 
 
 async def _survey(
     storage: ObjectStorage,
     stream: str,
-    scope: _Scope,
+    scope: Scope,
     writer: UserWriter | None,
     progress: Progress | None,
     *,
@@ -98,15 +146,6 @@ async def _survey(
         raise
 
 
-def _user_writer(config: Config) -> UserWriter | None:
-    """The user's writer that the configuration names. Raises ConfigError."""
-    try:
-        writer = make_writer(config.block.format, config.block.compression)
-    except ValueError as error:
-        raise ConfigError(f"block.format: {error}") from error
-    return writer if isinstance(writer, UserWriter) else None
-
-
 def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
     """Read the watermark; return it, and an error message if that fails."""
     try:
@@ -114,99 +153,6 @@ def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark
         return (None if data is None else watermark.decode(data, stream)), ""
     except JetcaptureError as error:
         return None, str(error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """The server's state before the archive was scanned. `start` is the consumer's first sequence.
-
-    `aged` is the last sequence stored at or before the watermark's time, None if unknown. `restored` is the last one
-    stored before the stream was created: it was restored from a backup, or was a mirror. 0 without any.
-    """
-
-    state: StreamState
-    consumer: ConsumerState
-    start: int
-    note: str
-    unsure: tuple[int, int]
-    """Range of sequences in which the consumer may have started."""
-    aged: int | None
-    restored: int
-
-
-async def _known(session: ReadSession, source: SourceConfig, mark: watermark.Watermark | None) -> _Known:
-    consumer = consumer_state(await session.request(f"CONSUMER.INFO.{source.stream}.{source.consumer}"))
-    state = await session.state(source.stream)
-    start, moment, note = start_of(consumer)
-    unsure = (1, 0)
-    if moment is not None and state.retention not in _GONE_ONCE_ACKED:
-        start = await session.first_at(source.stream, moment)
-        if note:
-            unsure = (start, await session.first_at(source.stream, moment + MARGIN) - 1)
-    aged = await _aged(session, source.stream, state, consumer, mark)
-    restored = await _restored(session, source.stream, state)
-    return _Known(state=state, consumer=consumer, start=start, note=note, unsure=unsure, aged=aged, restored=restored)
-
-
-async def _restored(session: ReadSession, stream: str, state: StreamState) -> int:
-    """Return the last sequence stored before the stream was created; 0 without any, or if it cannot be known."""
-    created = datetime.fromisoformat(state.created)
-    if state.mirror or state.retention in _GONE_ONCE_ACKED or state.first_time >= created:
-        return 0
-    return await session.first_at(stream, created) - 1
-
-
-async def _aged(
-    session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: watermark.Watermark | None
-) -> int | None:
-    """Return the last sequence that the watermark covers by its time; 0 if it is of another incarnation."""
-    if mark is None or mark.created not in ("", state.created):
-        return 0
-    if state.retention in _GONE_ONCE_ACKED:
-        return None
-    moment = min(mark.time, consumer.asked + _LATER)  # servers reject some distant times
-    with suppress(SourceError):
-        return await session.first_at(stream, moment + _MICROSECOND) - 1
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scope:
-    """What to check: the incarnation's messages from `start` to the ack `floor`, and to the watermark's sequence `top`.
-
-    The watermark covers everything up to the sequence `promised_seq` and the time `promised_time` (microseconds).
-    """
-
-    life: Incarnation | None
-    start: int
-    floor: int
-    top: int
-    known: _Known | None
-    promised_seq: int = 0
-    promised_time: int = 0
-
-    @classmethod
-    def of(cls, known: _Known | None, mark: watermark.Watermark | None) -> _Scope:
-        life: Incarnation | None = None
-        if known is None:
-            with suppress(ValueError):
-                life = Incarnation.of(mark.created, mirror=False) if mark is not None else None
-            return cls(life=life, start=1, floor=0, top=1 << 62, known=None)
-        state, floor = known.state, known.consumer.ack_floor
-        seq = mark.seq if mark is not None and mark.created == state.created else 0
-        time = microseconds_of(mark.time) if mark is not None and known.aged else 0
-        top = max(floor, min(max(seq, known.aged or 0), state.last))
-        oldest = microseconds_of(state.first_time)
-        life = Incarnation.of(state.created, mirror=state.mirror, restored=known.restored, oldest=oldest)
-        return cls(
-            life=life,
-            start=known.start,
-            floor=floor,
-            top=top,
-            known=known,
-            promised_seq=seq,
-            promised_time=time,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +166,8 @@ class _Asked:
 async def _ask(
     session: ReadSession,
     stream: str,
-    scope: _Scope,
-    known: _Known,
+    scope: Scope,
+    known: ServerState,
     sequences: Sequences,
     missing: Missing,
     notes: list[str],
@@ -230,7 +176,7 @@ async def _ask(
     """Look up in the stream what the archive lacks."""
     first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
     retention = known.state.retention
-    if retention in _GONE_ONCE_ACKED:
+    if retention in GONE_ONCE_ACKED:
         notes.append(f"the stream: it deletes acknowledged messages (retention {retention})")
         return _Asked(first=scope.top + 1, whole=True)
     first = max(first, _started(sequences, *known.unsure))
@@ -264,12 +210,13 @@ def _started(sequences: Sequences, low: int, high: int) -> int:
 
 def _report(
     config: Config,
-    scope: _Scope,
+    scope: Scope,
     found: ArchiveScan,
     missing: Missing,
     asked: _Asked | None,
     notes: list[str],
     mark: tuple[watermark.Watermark | None, str],
+    lost: tuple[Loss, ...],
     *,
     deep: bool,
 ) -> Report:
@@ -297,7 +244,7 @@ def _report(
         gaps=tuple(gaps),
         gap_ranges=gap_ranges,
         gap_sequences=gap_sequences,
-        duplicates=found.messages - len(sequences),
+        duplicates=found.messages - len(sequences) - len(found.forked),
         read_twice=found.copies.read_twice,
         copies=tuple(found.copies.listed),
         also_quarantined=found.copies.also_quarantined,
@@ -313,12 +260,13 @@ def _report(
         older=found.older,
         watermark=_judged(scope, mark, missing),
         unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
+        losses=lost,
         layouts=tuple(LayoutCount(bundles=n, objects=found.layouts[n]) for n in sorted(found.layouts, key=str)),
     )
 
 
 def _unchecked(
-    scope: _Scope, found: ArchiveScan, asked: _Asked | None, mark: watermark.Watermark | None
+    scope: Scope, found: ArchiveScan, asked: _Asked | None, mark: watermark.Watermark | None
 ) -> Iterator[str]:
     """Yield what could not be checked, and why."""
     first = found.sequences.first
@@ -350,7 +298,7 @@ def _all(filters: tuple[str, ...]) -> str:
     return ", ".join(filters) or "all subjects"
 
 
-def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
+def _judged(scope: Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
     """Return the watermark with its problems; None without one."""
     found, problem = mark
     if found is None:
@@ -358,7 +306,7 @@ def _judged(scope: _Scope, mark: tuple[watermark.Watermark | None, str], missing
     return WatermarkFinding(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
 
 
-def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
+def _problems(scope: Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
     """Yield the watermark's problems."""
     known = scope.known
     if known is not None and mark.created == known.state.created:
@@ -381,13 +329,13 @@ def _problems(scope: _Scope, mark: watermark.Watermark, missing: Missing) -> Ite
         yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
 
 
-def _is_ahead(scope: _Scope, mark: watermark.Watermark) -> bool:
+def _is_ahead(scope: Scope, mark: watermark.Watermark) -> bool:
     """Whether the watermark's time is in the future."""
     now = scope.known.consumer.asked if scope.known is not None else datetime.now(UTC)
     return mark.time > now + watermark.MARGIN
 
 
-def _promises_too_much(scope: _Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
+def _promises_too_much(scope: Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
     """Whether the watermark covers messages that are not stored, or do not exist yet."""
     return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.verify.copies import Copy
+from jetcapture_py.verify.lost import FAILING, FORK, Loss
 from jetcapture_py.verify.scan import Problem
 
 MOST_RANGES = 10_000
@@ -64,7 +65,8 @@ class Report:
     with copies under different keys or buckets, which readers do not compare (the first are in `copies`), and
     `also_quarantined` those in both archive and quarantine. `quarantined` and `older` (of earlier incarnations) count
     messages; `bytes` is the size of all `objects`; `unsigned` objects have no checksums. `layouts` are those of objects
-    outside the quarantine. `unchecked` lists what was not checked, and why.
+    outside the quarantine. `losses` is what the server lost or removed of what is archived, `content_compared` counts
+    messages compared with the stream, None without a comparison. `unchecked` lists what was not checked, and why.
     """
 
     stream: str
@@ -100,15 +102,19 @@ class Report:
     watermark: WatermarkFinding | None
     unchecked: tuple[str, ...]
     layouts: tuple[LayoutCount, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    content_compared: int | None = None
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0 for a complete archive without messages that are read twice, else 1.
+        """Return 0 for a complete archive without messages that are read twice and a server without losses, else 1.
 
-        With `strict`, gaps, foreign files, objects without checksums and a wrong watermark are also failures.
+        With `strict`, gaps, foreign files, objects without checksums, forks and a wrong watermark are also failures.
         """
         wrong = self.watermark is not None and bool(self.watermark.problem)
-        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong
-        return 0 if self.complete and not self.read_twice and not (strict and doubts) else 1
+        kinds = {each.kind for each in self.losses}
+        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong or FORK in kinds
+        failed = not self.complete or self.read_twice or not FAILING.isdisjoint(kinds)
+        return 1 if failed or (strict and doubts) else 0
 
     def as_json(self) -> str:
         """Return one JSON object on one line."""
@@ -124,12 +130,18 @@ def _lines(report: Report) -> Iterator[str]:
     checked = "every byte read" if report.deep else "every footer read"
     quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
     yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
+    if report.content_compared is not None:
+        yield f"content: {_count(report.content_compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:
         parts = ", ".join(_layout(each) for each in report.layouts)
         yield f"layouts: {parts}; readers take all objects of a bucket that has several layouts for one group"
     if report.holes:
         yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
+    for loss in report.losses:
+        yield f"{loss.kind.replace('_', ' ')}: {escaped(loss.summary)}"
+        yield from _some([_range(*each) for each in loss.ranges], loss.range_count)
+        yield f"  {loss.action}"
     if report.damaged:
         yield "damaged: objects that are not counted until they are restored"
         yield from _some([f"{each.path}: {each.reason}" for each in report.damaged], report.damaged_objects)
@@ -188,7 +200,10 @@ def _verdict(report: Report) -> str:
     if not report.stored:
         return f"complete: nothing to store {place}"
     every = f"every one of {_count(report.stored, 'message')} {place} is stored"
-    return f"complete, but {_twice(report)}: {every}" if report.read_twice else f"complete: {every}"
+    buts = [_twice(report)] if report.read_twice else []
+    if not FAILING.isdisjoint(each.kind for each in report.losses):
+        buts.append("the server has lost messages")
+    return f"complete, but {' and '.join(buts)}: {every}" if buts else f"complete: {every}"
 
 
 def _twice(report: Report) -> str:

@@ -26,7 +26,7 @@ _BLOCKS = (8 << 20, 128 << 20, 1 << 30)
 """Bytes of text that are parsed at once; a row must fit, so larger ones are tried where it does not."""
 _TOO_SMALL = "straddl"
 _CONTENT = re.compile(r"(?<= columns), got .*")
-"""What Arrow shows of a row with too few fields: it is not for a report."""
+"""Arrow's excerpt of a row with too few fields, which does not belong in a report."""
 _TYPES = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
 _CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
 

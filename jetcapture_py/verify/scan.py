@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.config.block import BlockConfig
+from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify.copies import Copies, Finder, Seen
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
@@ -42,12 +43,14 @@ class ArchiveScan:
     `quarantined` counts those in quarantine, `older` messages of earlier incarnations, `by_name` objects that nothing
     can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of each kind. `newest` is
     the latest timestamp in microseconds in objects that end at or before the bound, 0 without one. `repeated` are
-    sequences that several of the `seen` objects have. `restless`: objects disappeared in every round. `layouts` counts
-    objects by their number of bundles, 0 for those under keys and None where it is unknown; the quarantine has none.
+    sequences that several of the `seen` objects have, `forked` those with several timestamps if the incarnation is
+    known. `restless`: objects disappeared in every round. `layouts` counts objects by their number of bundles, 0 for
+    those under keys and None where it is unknown; the quarantine has none.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
     repeated: Sequences = field(default_factory=Sequences)
+    forked: Sequences = field(default_factory=Sequences)
     seen: list[Seen] = field(default_factory=list)
     copies: Copies = field(default_factory=Copies)
     objects: int = 0
@@ -65,6 +68,15 @@ class ArchiveScan:
     by_name: int = 0
     restless: bool = False
     layouts: Counter[int | None] = field(default_factory=Counter)
+
+
+def user_writer(block: BlockConfig) -> UserWriter | None:
+    """Return the user's writer that the configuration names. Raises ConfigError."""
+    try:
+        writer = make_writer(block.format, block.compression)
+    except ValueError as error:
+        raise ConfigError(f"block.format: {error}") from error
+    return writer if isinstance(writer, UserWriter) else None
 
 
 def survey(
@@ -94,7 +106,12 @@ def survey(
     found.damaged.sort(key=lambda problem: problem.path)
     found.foreign.sort()
     found.unsigned.sort()
-    found.copies = Finder(storage, life, found.seen, found.repeated, progress, writer).find()
+    finder = Finder(storage, life, found.seen, found.repeated, progress, writer)
+    if life is None:
+        found.forked = Sequences()
+    else:
+        found.forked.update(finder.forked())
+    found.copies = finder.find()
     return found
 
 
@@ -163,7 +180,11 @@ def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
         found.layouts[held.bundles if held.name.bundle else 0] += 1
     if held.messages:
         found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None, bundles=held.bundles))
-        again = found.sequences.add(held.seqs) if held.range is None else found.sequences.add_range(*held.range)
+        if held.range is None:
+            again = found.sequences.add(held.seqs)
+            found.forked.add(held.seqs[1:][held.seqs[1:] == held.seqs[:-1]])
+        else:
+            again = found.sequences.add_range(*held.range)
         if len(again):
             found.repeated.add(again)
     if held.messages and held.name.last_seq <= bound:

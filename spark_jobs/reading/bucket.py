@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -35,17 +34,19 @@ _QUARANTINED, _RANK = "_nats_quarantined", "_nats_rank"
 _UNLIMITED = 1 << 30
 _LONGEST = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
-_UNITS = {"h": 3600.0, "m(?!s)": 60.0, "s": 1.0, "ms": 1e-3, "[uµμ]s": 1e-6, "ns": 1e-9}
-"""Units of Go's durations, as patterns, in seconds."""
-_NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
+"""Units of Go's durations, in seconds."""
+_NUMBER, _UNIT = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", "(?:h|ms|m|s|[uµμ]s|ns)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLimits:
-    """How long a bucket keeps entries: `max_age` in microseconds, 0 for no limit, and how many of a key."""
+    """How long a bucket keeps entries: `max_age` in microseconds, 0 for no limit, how many of a key, and whether
+    entries may have TTLs of their own."""
 
     max_age: int = 0
     per_key: int = 1
+    ttls: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def incarnations(
             continue
         with place.reading(path):
             known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream, path)
-        limits = _limits(known.config, age, per_key)
+        limits = _limits(known.config, age, per_key, continues=known.continues)
         created = microseconds_of(parse_time(known.created))
         found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))
     found.sort(key=lambda each: each.created)
@@ -98,12 +99,18 @@ def _microseconds(max_age: str | float | timedelta) -> int:
         raise JetcaptureError(f"max_age: {error}") from None
 
 
-def _limits(config: Mapping[str, Any], age: int | None, per_key: int | None) -> BucketLimits:
-    """Return the limits in a stream's configuration, or the given ones in place of them."""
+def _limits(
+    config: Mapping[str, Any], age: int | None, per_key: int | None, *, continues: bool = False
+) -> BucketLimits:
+    """Return the limits in a stream's configuration, or the given ones in place of them.
+
+    A stream that does not allow TTLs never has, because they cannot be turned off; but one that it continues may have.
+    """
     recorded = int(config.get("max_msgs_per_subject", -1))
     return BucketLimits(
         max_age=int(config.get("max_age", 0)) // 1000 if age is None else age,
         per_key=min(per_key or (recorded if recorded > 0 else _UNLIMITED), _UNLIMITED),
+        ttls=continues or config.get("allow_msg_ttl") is not False,
     )
 
 
@@ -163,21 +170,26 @@ def entries(good: DataFrame, quarantined: DataFrame) -> DataFrame:
 def described(frame: DataFrame, limits: BucketLimits) -> DataFrame:
     """Add key, operation, revision, and when the entry expires; leave out messages that are no entry of a bucket."""
     key = sf.regexp_extract(layout.SUBJECT, r"^\$KV\.[^.]+\.(.+)$", 1)
-    told, reason, ttl = map(_header, ("KV-Operation", "Nats-Marker-Reason", "Nats-TTL"))
+    told, reason = map(_header, ("KV-Operation", "Nats-Marker-Reason"))
     unmarked = sf.coalesce(told, sf.lit("")) == ""
     operation = sf.when(unmarked, _meaning(reason, REASONS)).otherwise(_meaning(told, OPERATIONS))
-    time = sf.unix_micros(layout.TIMESTAMP)
-    ends = time + _seconds(ttl) * 1_000_000
-    if limits.max_age:
-        ages = sf.coalesce(sf.lower(ttl), sf.lit("")) != "never"
-        ends = sf.least(ends, sf.when(ages, time + limits.max_age))
     return frame.select(
         key.alias(KEY),
         sf.coalesce(operation, sf.lit(PUT)).alias(OPERATION),
         sf.col(layout.SEQ).alias(REVISION),
-        sf.timestamp_micros(ends).alias(EXPIRES),
+        sf.timestamp_micros(_ends(limits)).alias(EXPIRES),
         *(sf.col(quoted(name)) for name in frame.columns),
     ).where(sf.col(KEY) != "")
+
+
+def _ends(limits: BucketLimits) -> Column:
+    """When an entry expires, in microseconds since 1970; null for never."""
+    time, ttl = sf.unix_micros(layout.TIMESTAMP), _header("Nats-TTL")
+    ends = time + _seconds(ttl) * 1_000_000 if limits.ttls else sf.lit(None).cast("bigint")
+    if limits.max_age:
+        ages = sf.coalesce(sf.lower(ttl), sf.lit("")) != "never"
+        ends = sf.least(ends, sf.when(ages, time + limits.max_age))
+    return ends
 
 
 def _header(name: str) -> Column:
@@ -196,12 +208,13 @@ def _meaning(text: Column, meanings: Mapping[str, str]) -> Column:
 def _seconds(ttl: Column) -> Column:
     """The seconds of a TTL, which is a number of them or a duration of Go, cut off; null for none and for never."""
 
-    def of(unit: str, seconds: float) -> Column:
-        numbers = sf.regexp_extract_all(ttl, sf.lit(_NUMBER + unit), sf.lit(1))
-        return sf.aggregate(numbers, sf.lit(0.0), lambda total, text: total + text.cast("double") * seconds)
+    units = sf.create_map(*(sf.lit(each) for pair in _UNITS.items() for each in pair))
 
-    parts = (of(unit, seconds) for unit, seconds in _UNITS.items())
-    duration = sf.round(reduce(lambda one, other: one + other, parts), 9)
+    def seconds_of(part: Column) -> Column:
+        return sf.regexp_extract(part, _NUMBER, 0).cast("double") * units[sf.regexp_extract(part, f"{_UNIT}$", 0)]
+
+    parts = sf.regexp_extract_all(ttl, sf.lit(_NUMBER + _UNIT), sf.lit(0))
+    duration = sf.round(sf.aggregate(parts, sf.lit(0.0), lambda total, part: total + seconds_of(part)), 9)
     number = sf.regexp_extract(ttl, "^[0-9]+$", 0)
     found = sf.when(number != "", number.cast("double")).otherwise(duration)
     return sf.when((found >= 1) & (found < _LONGEST), sf.floor(found))
@@ -214,39 +227,48 @@ def whole_history(found: DataFrame) -> DataFrame:
 
 def at(found: DataFrame, limits: BucketLimits, moment: int) -> DataFrame:
     """Return what clients could get at a moment, in microseconds since 1970: an entry of each key that had one."""
-    latest = _first(found, Window.partitionBy(KEY).orderBy(sf.desc(REVISION), _QUARANTINED))
-    over = sf.coalesce(sf.unix_micros(EXPIRES) <= moment, sf.lit(col=False))
-    valid = latest.where(~over)
-    if limits.per_key > 1:
-        valid = valid.unionByName(_uncovered(found, latest.where(over), limits.per_key, moment))
-    return valid.where(sf.col(OPERATION) == PUT).drop(_QUARANTINED)
+    put = sf.col(OPERATION) == PUT
+    if limits.per_key > 1 and (limits.ttls or limits.max_age):
+        there = found.where(put).join(
+            _newest(found, limits.per_key, moment), [KEY, REVISION, _QUARANTINED], "left_semi"
+        )
+    else:
+        newest = _first(found, Window.partitionBy(KEY).orderBy(sf.desc(REVISION), _QUARANTINED))
+        there = newest.where(put & _after(sf.unix_micros(EXPIRES), sf.lit(moment)))
+    return there.select(*(sf.col(quoted(name)) for name in found.columns if name != _QUARANTINED))
 
 
-def _uncovered(found: DataFrame, expired: DataFrame, per_key: int, moment: int) -> DataFrame:
-    """Return older entries that became the newest of their keys again because newer ones expired first.
+def _newest(found: DataFrame, per_key: int, moment: int) -> DataFrame:
+    """Return key, revision and whether it is quarantined of each key's newest entry that has not expired.
 
-    It follows the history of each such key: with each new entry, expired ones go, and the oldest beyond the limit.
+    Older entries become the newest of their keys again when newer ones expire first. The history of each such key is
+    followed: with each new entry, expired ones go, and the oldest beyond the limit.
     """
     marked = sf.coalesce(_header("Nats-Marker-Reason"), sf.lit("")) != ""
     entry = sf.struct(
         sf.col(REVISION).alias("seq"),
         sf.unix_micros(layout.TIMESTAMP).alias("at"),
+        (~sf.col(_QUARANTINED)).alias("decoded"),
         sf.unix_micros(EXPIRES).alias("ends"),
         (marked | sf.coalesce(_header("Nats-Rollup") == "sub", sf.lit(col=False))).alias("clears"),
     )
-    history = found.join(expired.select(KEY).distinct(), KEY, "left_semi")
-    listed = history.groupBy(KEY).agg(sf.array_sort(sf.collect_set(entry)).alias("all"))
+    narrow = found.select(KEY, entry.alias("entry"))
+    history = narrow.withColumn("last", sf.max("entry").over(Window.partitionBy(KEY)))
+    covered = _after(sf.col("last.ends"), sf.lit(moment)) & (sf.col("entry.seq") < sf.col("last.seq"))
+    listed = history.where(~covered).groupBy(KEY).agg(sf.array_sort(sf.collect_set("entry")).alias("all"))
 
     def kept(stored: Column, new: Column) -> Column:
-        valid = sf.filter(stored, lambda old: ~new["clears"] & _after(old["ends"], new["at"]))
-        both = sf.concat(valid, sf.array(new))
+        def stays(old: Column) -> Column:
+            copied = (old["seq"] == new["seq"]) & (old["at"] == new["at"])
+            return ~new["clears"] & ~copied & _after(old["ends"], new["at"])
+
+        both = sf.concat(sf.filter(stored, stays), sf.array(new))
         return sf.slice(both, sf.greatest(sf.lit(1), sf.size(both) - per_key + 1), sf.lit(per_key))
 
-    nothing = sf.filter("all", lambda _: sf.lit(col=False))
-    left = sf.filter(sf.aggregate("all", nothing, kept), lambda old: _after(old["ends"], sf.lit(moment)))
-    newest = listed.select(KEY, sf.array_max(sf.transform(left, lambda old: old["seq"])).alias(REVISION))
-    rows = found.join(newest.where(sf.col(REVISION).isNotNull()), [KEY, REVISION], "left_semi")
-    return _first(rows, Window.partitionBy(KEY).orderBy(_QUARANTINED))
+    stored = sf.aggregate("all", sf.slice("all", 1, 0), kept)
+    left = sf.filter(stored, lambda old: _after(old["ends"], sf.lit(moment)))
+    newest = listed.select(KEY, sf.get(left, sf.size(left) - 1).alias("newest"))
+    return newest.select(KEY, sf.col("newest.seq").alias(REVISION), (~sf.col("newest.decoded")).alias(_QUARANTINED))
 
 
 def _first(rows: DataFrame, window: WindowSpec) -> DataFrame:

@@ -102,6 +102,14 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     tasks: Annotated[
         int | None, Option(metavar="N", help="Tasks that publish in parallel. By default at most 8."), Parsed(_count)
     ] = None
+    missing: Annotated[
+        bool,
+        Option(
+            "--missing",
+            help="Publish to the archived stream itself what its server has lost, such as after a rewind; each message "
+            "once, in order.",
+        ),
+    ] = False
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published without publishing.")] = False
     allow_loop: Annotated[
         bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture consumes.")
@@ -124,7 +132,30 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
             raise BadParameter("--speed and --max-gap need --policy original")
         if self.replay_id is not None and self.resume is not None:
             raise BadParameter("--resume cannot be combined with --replay-id")
+        if self.missing and (others := [name for name, given in self._choices().items() if given]):
+            raise BadParameter(f"--missing cannot be combined with {others[0]}")
         self.sql = self.sql or ("SELECT * FROM quarantine" if self.quarantine else "SELECT * FROM archive")
+
+    def _choices(self) -> dict[str, bool]:
+        """Return which options are given that choose other messages, other subjects, another order or another id."""
+        return {
+            "--sql": bool(self.sql),
+            "--quarantine": self.quarantine,
+            "--filter-subject": bool(self.filters),
+            "--key": self.keys is not None,
+            "--from": self.start is not None,
+            "--to": self.end is not None,
+            "--event-from": self.event_start is not None,
+            "--event-to": self.event_end is not None,
+            "--complete-only": self.complete_only,
+            "--subject": self.subject != "{subject}",
+            "--payload": self.payload is not None,
+            "--policy": self.policy != "instant",
+            "--tasks": self.tasks is not None,
+            "--replay-id": self.replay_id is not None,
+            "--resume": self.resume is not None,
+            "--allow-loop": self.allow_loop,
+        }
 
 
 def parse(words: Sequence[str] | None) -> ReplayCommand:

@@ -141,12 +141,15 @@ async def _replayed(session: ReadSession, stream: Stream, pattern: str, replay_i
     parts = [_NOTHING.empty_table()]
     async with aclosing(RangeReader(session, wanted).messages()) as messages:
         async for _, received in messages:
-            parts.append(_identities(received.columns(HEADERS)[0], replay_id))
+            parts.append(replayed_identities(received.columns(HEADERS)[0], replay_id))
     return pa.concat_tables(parts)
 
 
-def _identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:
-    """Parse identities from the header blocks of this replay's messages. Provenance headers are consecutive lines."""
+def replayed_identities(blocks: pa.BinaryArray, replay_id: str) -> pa.Table:
+    """Parse the original identities from the header blocks of this replay's messages.
+
+    Provenance headers are consecutive lines.
+    """
     ours = f"\r\n{REPLAY}: {replay_id}\r\n".encode()
     mine = blocks.filter(pc.match_substring(blocks, ours))
     if not len(mine):

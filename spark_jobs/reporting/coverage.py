@@ -63,7 +63,8 @@ class IncarnationCoverage:
     `created` is as sent by the server, "" if unknown; `oldest` and `newest` are message times in microseconds. Up to
     sequence `settled` nothing more will be stored, None if unknown. `holes` counts all holes and `missing` their
     sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the largest holes, by
-    sequence. `cells` has the stored share of each range of `cell` sequences; the last may be shorter.
+    sequence. `cells` has the stored share of each range of `cell` sequences; the last may be shorter. `forked` counts
+    sequences with several messages: the server lost the earlier ones.
     """
 
     created: str
@@ -79,6 +80,7 @@ class IncarnationCoverage:
     largest: Sequence[Hole]
     cell: int
     cells: Sequence[float]
+    forked: int = 0
 
     @property
     def missing(self) -> int:
@@ -97,6 +99,7 @@ class _Segment:
     present: int
     holes: int = 0
     open: bool = False
+    forked: int = 0
 
     @property
     def missing(self) -> int:
@@ -230,6 +233,7 @@ def _life(
         largest=sorted(largest, key=lambda hole: hole.first),
         cell=chunk * chunks,
         cells=_cells(segments, chunk * chunks),
+        forked=sum(segment.forked for segment in segments),
     )
 
 
@@ -266,6 +270,7 @@ def _read(
         sf.max("at").alias("newest"),
         sf.count_if(step.isNull() | (step > 0)).alias("present"),
         sf.count_if(step > 1).alias("holes"),
+        sf.count_if((step == 0) & (at != sf.col("after"))).alias("forked"),
         sf.slice(sf.sort_array(sf.collect_list(sf.when(step > 1, hole)), asc=False), 1, MOST_HOLES).alias("largest"),
     )
     table = found.toArrow()

@@ -1,22 +1,26 @@
 """The backup format of nats-server 2.15, which `STREAM.RESTORE` reads (server/archive and server/stream_backup.go).
 
-    NATSARC1 entry… end, compressed in Snappy's framing format
+    NATSARC1 entry… end, in Snappy's framing format
     entry: uvarint(length of name) varint(nanoseconds) uvarint(sequence)
            uvarint(length of header) uvarint(length of payload) name header payload
 
 The first entry is `state.json`, then one for each consumer, then the messages by sequence, named by their subjects; the
-end is an entry of zeros. Frames of Snappy can be joined, so parts of a backup can be made independently.
+end is an entry of zeros. Data in Snappy's framing format can be joined, so parts of a backup can be made independently.
+Each frame is compressed or not, and has a CRC-32C of its content.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from jetcapture_py.jetstream.restore import CHUNK
 
 MAGIC = b"NATSARC1"
 END = bytes(5)
@@ -25,7 +29,15 @@ PADDING = b"\xfe\x01\x00\x00\x00"
 BROKEN = b"\x02\x00\x00\x00"
 """A frame that no reader accepts."""
 
+_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
+_HEADER = struct.Struct("<II")
+_COMPRESSED, _UNCOMPRESSED = 0, 1
+_BLOCK = 60 << 10
+"""Bytes in a frame, at most 64 KiB; eight fit in a chunk."""
+_TRIED = 16
+"""One in how many frames is compressed to see whether it becomes shorter."""
 _DIGIT = 7
+_LARGEST = (1 << 64) - 1
 
 
 def head(first: int, last: int, consumers: Mapping[str, int]) -> bytes:
@@ -63,11 +75,36 @@ def messages(
     return _bytes(whole)
 
 
-def framed(data: bytes | memoryview) -> bytes:
-    """Compress a piece of a backup, such that pieces can be joined."""
-    import cramjam
+def framed(data: bytes | memoryview) -> list[bytes]:
+    """Return a piece of a backup in frames, as chunks that are sent, such that pieces can be joined.
 
-    return bytes(cramjam.snappy.compress(data))
+    Data that Snappy shortens by less than an eighth stays as it is: compressing it would take the longest, for nothing.
+    """
+    chunks, chunk, size = [], [_IDENTIFIER], len(_IDENTIFIER)
+    for frame in _frames(memoryview(data)):
+        if size + len(frame) > CHUNK:
+            chunks.append(b"".join(chunk))
+            chunk, size = [], 0
+        chunk.append(frame)
+        size += len(frame)
+    return [*chunks, b"".join(chunk)]
+
+
+def _frames(view: memoryview) -> Iterator[bytes]:
+    import google_crc32c
+
+    codec = pa.Codec("snappy")
+    compress = True
+    for number, start in enumerate(range(0, len(view), _BLOCK)):
+        block = bytes(view[start : start + _BLOCK])
+        kind, content = _UNCOMPRESSED, block
+        if compress or number % _TRIED == 0:
+            shorter = codec.compress(block, asbytes=True)
+            if compress := len(shorter) < len(block) - len(block) // 8:
+                kind, content = _COMPRESSED, shorter
+        crc = google_crc32c.value(block)
+        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+        yield b"".join((_HEADER.pack(kind | len(content) + 4 << 8, masked), content))
 
 
 def _named(name: str, content: Mapping[str, Any]) -> bytes:
@@ -77,26 +114,31 @@ def _named(name: str, content: Mapping[str, Any]) -> bytes:
 
 
 def _joined(numbers: list[Any]) -> pa.BinaryArray:
-    """Return the varints of each row one after another."""
-    digits, used = zip(*(_varints(each.astype(np.uint64)) for each in numbers), strict=True)
-    data, mask = np.concatenate(digits, axis=1), np.concatenate(used, axis=1)
-    offsets = np.zeros(len(mask) + 1, np.int32)
-    np.cumsum(np.count_nonzero(mask, axis=1), out=offsets[1:])
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(mask), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data[mask]))]
-    )
+    """Return the unsigned varints of each row one after another."""
+    columns = [each.astype(np.uint64, copy=False) for each in numbers]
+    widths = [(_width(each.min(initial=_LARGEST)), _width(each.max(initial=0))) for each in columns]
+    shape = len(columns[0]), sum(most for _, most in widths)
+    digits, used = np.empty(shape, np.uint8), np.ones(shape, bool)
+    at = 0
+    for values, (least, most) in zip(columns, widths, strict=True):
+        for place in range(most):
+            rest = values >> np.uint64(_DIGIT * place)
+            digits[:, at] = rest & np.uint64(127)
+            if place + 1 < most:
+                digits[:, at] |= np.uint8(128) if place + 1 < least else (rest > 127).view(np.uint8) << np.uint8(_DIGIT)
+            if place >= least:
+                used[:, at] = rest > 0
+            at += 1
+    whole = all(least == most for least, most in widths)
+    offsets = np.zeros(shape[0] + 1, np.int32)
+    np.cumsum(np.count_nonzero(used, axis=1), out=offsets[1:])
+    data = digits if whole else digits[used]
+    return pa.BinaryArray.from_buffers(pa.binary(), shape[0], [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _varints(values: Any) -> tuple[Any, Any]:
-    """Return the bytes of unsigned varints as a matrix, and which of them are used."""
-    width = max(1, -(-int(values.max(initial=0)).bit_length() // _DIGIT))
-    shifts = np.arange(width, dtype=np.uint64) * np.uint64(_DIGIT)
-    rest = values[:, None] >> shifts[None, :]
-    used = rest > 0
-    used[:, 0] = True
-    digits = (rest & np.uint64(127)).astype(np.uint8)
-    digits[:, :-1] |= used[:, 1:].astype(np.uint8) << np.uint8(_DIGIT)
-    return digits, used
+def _width(value: Any) -> int:
+    """Return the number of bytes of a varint."""
+    return max(1, -(-int(value).bit_length() // _DIGIT))
 
 
 def _bytes(array: pa.BinaryArray) -> memoryview:

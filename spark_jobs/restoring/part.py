@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
+from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.text import one_line
@@ -59,11 +60,16 @@ class PartSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Where the archive is, for fsspec, and what is restored of it: subjects get `prefix`, which ends in a dot."""
+    """Where the archive is, for fsspec, and what is restored of it: subjects get `prefix`, which ends in a dot.
+
+    Where a sequence has two messages because the server rewound the stream, only those up to the time `until`, in
+    nanoseconds, are read.
+    """
 
     url: str
     options: Mapping[str, Any] = field(repr=False)
     prefix: str = ""
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +108,10 @@ class _Rows:
     copies: int
 
 
-def make_part(reading: Reading, spec: PartSpec) -> tuple[int, bytes]:
-    """Return the number of messages in a range, and the range as a piece of a backup. Raises JetcaptureError."""
+def make_part(reading: Reading, spec: PartSpec) -> tuple[int, list[bytes]]:
+    """Return the number of messages in a range, and the range as pieces of a backup. Raises JetcaptureError."""
     rows = _read(reading, spec, _RESTORED)
-    pieces = [backup.framed(data) for data in _entries(rows, reading.prefix)]
-    return len(rows.seqs), b"".join(pieces)
+    return len(rows.seqs), [chunk for data in _entries(rows, reading.prefix) for chunk in backup.framed(data)]
 
 
 def survey_part(
@@ -171,20 +176,33 @@ def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
             raise JetcaptureError(f"cannot read {path}: {one_line(error)}") from error
         tables += found
         quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
-    table = pa.concat_tables(tables, promote_options="default")
+    others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
+    return _once(pa.concat_tables(tables, promote_options="default"), others, reading.until)
+
+
+def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
+    """Return rows, of which `others` are from the quarantine, in order and each message once; `until` as in `Reading`.
+
+    Raises JetcaptureError if a sequence belongs to two messages.
+    """
     seqs = table[layout.SEQ].to_numpy()
     times = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
     nanos = pc.fill_null(table[layout.NANOS], -1).to_numpy().astype(np.int64)
-    others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
     if (seqs[1:] > seqs[:-1]).all():
         return _Rows(table, seqs, times * 1000 + np.maximum(nanos, 0), others, 0)
+    early = np.ones(len(seqs), bool) if until is None else times * 1000 + np.maximum(nanos, 0) <= until
     order = np.lexsort((others, seqs))
     seqs, times = seqs[order], times[order]
     again = np.concatenate([[False], seqs[1:] == seqs[:-1]])
     if (clash := again & np.concatenate([[False], times[1:] != times[:-1]])).any():
+        if not early.all():
+            return _once(table.filter(pa.array(early)), others[early], None)
+        second = np.flatnonzero(clash)[0]
+        later = format_time(moment_of(int(times[second - 1 : second + 1].max())))
         raise JetcaptureError(
-            f"sequence {seqs[clash][0]} has two messages: the stream was created again, and the objects do not tell "
-            "which message is of which stream"
+            f"sequence {seqs[second]} has two messages: the server rewound the stream and gave it to another one at "
+            f"{later} (an earlier --to-time restores what it had until then), or the stream was created again, and the "
+            "objects do not tell which message is of which stream"
         )
     kept = order[~again]
     nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)

@@ -20,7 +20,8 @@ from fsspec.implementations.local import LocalFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.reader import retried
 from jetcapture_py.text import plural
 from spark_jobs.reading.place import Place
 from spark_jobs.restoring.incarnations import Bounds, choose, divide, moment, span, unite
@@ -33,7 +34,6 @@ READ_AGAIN = 3.0
 """How often the archive may be read before ranges become larger."""
 
 _THREADS = 32
-_ATTEMPTS = 3
 _ROW_BYTES = 32
 """Bytes of memory that a message takes beside its payload, subject and headers."""
 _WEIGHED = (layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS)
@@ -87,13 +87,7 @@ class RestorePlan:
 def plan_restore(place: Place, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            footers = _footers(place, _objects(place, stream, first, last))
-            break
-        except VanishedError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
+    footers = retried(lambda: _footers(place, _objects(place, stream, first, last)))
     incarnations = sorted({each for footer in footers for each in footer.created}, key=moment)
     chosen = choose(incarnations, created, stream)
     united, begins = unite((footer.bounds for footer in footers), chosen)

@@ -22,7 +22,7 @@ from spark_jobs.restoring import backup
 _NAME = "jetcapture restore"
 _TIMEOUT = 20.0
 
-Made = Iterator[Future[tuple[int, bytes]]]
+Made = Iterator[Future[tuple[int, list[bytes]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +55,13 @@ async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[st
         with _terminated() as ignore_termination:
             try:
                 await restore.begin(order.config, state)
-                await restore.create(backup.framed(backup.head(order.first, order.last, order.consumers)))
+                await restore.create(b"".join(backup.framed(backup.head(order.first, order.last, order.consumers))))
                 for future in made:
-                    count, data = await _patiently(future, restore)
-                    await restore.send(data)
+                    count, chunks = await _patiently(future, restore)
+                    for chunk in chunks:
+                        await restore.send(chunk)
                     sent(count)
-                await restore.send(backup.framed(backup.END))
+                await restore.send(b"".join(backup.framed(backup.END)))
                 return await restore.finish()
             except BaseException as error:
                 ignore_termination()
@@ -77,7 +78,7 @@ def _restore(session: ReadSession, stream: str) -> StreamRestore:
     return StreamRestore(session, stream, padding=backup.PADDING, broken=backup.BROKEN)
 
 
-async def _patiently(future: Future[tuple[int, bytes]], restore: StreamRestore) -> tuple[int, bytes]:
+async def _patiently(future: Future[tuple[int, list[bytes]]], restore: StreamRestore) -> tuple[int, list[bytes]]:
     """Wait for a piece; meanwhile keep the restore alive."""
     waiting = asyncio.wrap_future(future)
     while not (await asyncio.wait((waiting,), timeout=KEEP_ALIVE))[0]:

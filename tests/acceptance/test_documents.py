@@ -37,7 +37,7 @@ PYTHON = {
     "docs/tutorial.md": 2,
 }
 """Blocks of Python by page; a test below, or in test_tutorial.py, runs each of them."""
-OTHERS = {".", "chromium", "docker", "find", "kubectl", "nats-server", "python", "python3"}
+OTHERS = {".", "chromium", "docker", "find", "helm", "kubectl", "nats-server", "promtool", "python", "python3"}
 """Programs of others that commands may call."""
 
 

@@ -444,6 +444,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_there_are() -> None:
     async def known() -> dict[str, set[str]]:
         observed = Capture(model.loads((EXAMPLES / "minimal.yaml").read_text()))
         found = {"jetcapture_lag_seconds": set[str](), "jetcapture_consumer_unacked_messages": set[str]()}
+        found["jetcapture_captures_failed"] = set()  # with several captures
         found["jetcapture_consumer_max_ack_pending"] = set()  # these once the consumer is known
         found["jetcapture_consumer_pending_messages"] = found["jetcapture_watermark_timestamp_seconds"] = set()
         for metric in Metrics(observed.state).collect():

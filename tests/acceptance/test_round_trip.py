@@ -16,6 +16,7 @@ from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
+from tests.support.amount import sample_of
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, Command, connection, objects, settings
 from tests.support.streams import Stored, read_stream
@@ -23,7 +24,7 @@ from tests.support.streams import Stored, read_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MESSAGES, SUBJECTS, KILLS = 100_000, 40, 5
+MESSAGES, SUBJECTS, KILLS = sample_of(100_000), 40, 5
 OURS = ("Nats-Msg-Id:", "Jetcapture-")
 """Headers that a replay adds."""
 
@@ -50,8 +51,8 @@ async def publish_slowly(url: str, done: asyncio.Event) -> None:
         async with Publisher(client) as publisher:
             for index in range(MESSAGES):
                 await publisher.publish(*message(index))
-                if index % 1000 == 0:
-                    await asyncio.sleep(0.06)
+                if index % (MESSAGES // 100) == 0:
+                    await asyncio.sleep(0.1)
             await publisher.flush()
     done.set()
 

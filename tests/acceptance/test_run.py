@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -52,7 +53,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
     nats_server: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -73,8 +74,11 @@ def test_a_signal_stores_and_acknowledges_everything_and_exits_0(
     assert (stopped["received"], stopped["acked"], stopped["sealed_by"]) == (1000, 1000, {"drain": 3})
 
 
-def on_a_terminal(path: Path, *before: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Run a configuration in the foreground of a terminal of its own; the process, and the terminal's other end."""
+def on_a_terminal(path: Path, *before: str, log: Path | None = None) -> tuple[subprocess.Popen[bytes], int]:
+    """Run a configuration in the foreground of a terminal of its own; the process, and the terminal's other end.
+
+    It logs to the terminal, or to a file.
+    """
     ours, its = os.openpty()
     command = [*before, sys.executable, "-m", "jetcapture_py", "run", str(path)]
 
@@ -82,7 +86,9 @@ def on_a_terminal(path: Path, *before: str) -> tuple[subprocess.Popen[bytes], in
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, preexec_fn=take_the_terminal)
+    with contextlib.ExitStack() as stack:
+        errors = its if log is None else stack.enter_context(log.open("ab"))
+        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=errors, preexec_fn=take_the_terminal)
     os.close(its)
     return process, ours
 
@@ -120,14 +126,20 @@ def test_a_signal_that_is_repeated_by_a_closing_terminal_does_not_cut_the_drain_
 ) -> None:
     server, archive = nats_server(), blocked_archive(tmp_path)
     asyncio.run(publish(server.url, three()))
-    with Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"})) as replica:
-        replica.start()
+    replica = Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"}))
+    process, terminal = on_a_terminal(replica.path, log=tmp_path / "replica.log")
+    try:
         awaited(lambda: list(replica.events("store.failed")), "the store fails")
+        os.close(terminal)
         for _ in range(3):
-            replica.process.send_signal(signal.SIGHUP)
             awaited(lambda: list(replica.events("capture.draining")), "the drain begins")
+            process.send_signal(signal.SIGHUP)
         (archive / "ORDERS").unlink()
-        assert replica.wait() == 0, replica.log
+        assert process.wait(300) == 0, replica.log
+    finally:
+        process.kill()
+        process.wait()
+    assert len(list(replica.events("capture.draining"))) == 1
     assert len(rows(archive)) == 1000
 
 

@@ -111,6 +111,7 @@ def _options() -> argparse.Namespace:
         help="bytes of the largest messages, at most 8 MB; not with --cluster",
     )
     parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--bundles", type=int, default=0, help="block.bundles of the daemons")
     parser.add_argument("--no-spark", action="store_true", help="do not have Spark read the archive at the end")
     parser.add_argument("--dir", type=Path, help="where servers and archive lie; default: where temporary files do")
     return parser.parse_args()
@@ -119,10 +120,13 @@ def _options() -> argparse.Namespace:
 def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
     """What runs, what befalls it, and within how many seconds it must be over."""
     seconds: float = options.minutes * 60
+    sections = {"block": {"bundles": options.bundles}}
     if options.cluster:
         messages = options.messages or 300_000
         rate = min(options.rate, messages / (LEADER_EVERY * (LEADER_KILLS + 1)))
-        shape = Shape(replicas=options.replicas, servers=3, store=options.store, rate=rate, messages=messages)
+        shape = Shape(
+            replicas=options.replicas, servers=3, store=options.store, rate=rate, messages=messages, sections=sections
+        )
         limit = 6 * messages / rate + 300
 
         def through(world: World) -> bool:
@@ -136,6 +140,7 @@ def _plan(options: argparse.Namespace) -> tuple[Shape, Storm, float]:
         messages=options.messages,
         server_config=SERVER,
         largest=options.largest,
+        sections=sections,
     )
     if options.stall:
 

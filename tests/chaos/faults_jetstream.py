@@ -53,9 +53,9 @@ async def pause_consumer(world: World, draw: random.Random) -> None:
     """It delivers nothing for a while."""
     pause = world.hold(draw, 1, 6)
     world.say(f"the consumer is paused for {pause:.1f} s", count="consumer pauses")
-    await world.jetstream.change_consumer(pause_until="2100-01-01T00:00:00Z")
+    await world.jetstream.pause_consumer("2100-01-01T00:00:00Z")
     await asyncio.sleep(pause)
-    await world.jetstream.change_consumer(pause_until=None)
+    await world.jetstream.pause_consumer(None)
 
 
 async def _floor(world: World) -> int:

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from tests.chaos.replica import ChaosError
 from tests.support.running import CONSUMER, STREAM
 
-_UNAVAILABLE = 503
+_UNAVAILABLE, _NOT_FOUND = 503, 404
 
 
 class JetStream:
@@ -55,6 +55,15 @@ class JetStream:
     async def consumer(self) -> dict[str, Any]:
         """What the server says of the consumer; with `error` where there is none just now."""
         return await self.ask(f"CONSUMER.INFO.{STREAM}.{CONSUMER}")
+
+    async def pause_consumer(self, until: str | None) -> None:
+        """Have it deliver nothing until a time, or again."""
+        body = {} if until is None else {"pause_until": until}
+        answer = await self.insist(f"CONSUMER.PAUSE.{STREAM}.{CONSUMER}", body)
+        if answer.get("error", {}).get("code") not in (None, _NOT_FOUND):
+            raise ChaosError(f"the consumer could not be paused: {answer['error']}")
+        if "error" not in answer and bool(answer.get("paused")) != (until is not None):
+            raise ChaosError(f"the consumer's pause is not as asked: {answer}")
 
     async def change_consumer(self, **changes: Any) -> None:
         """Change its settings in place."""

@@ -16,9 +16,18 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tests.support.amount import ALL
+
 VARIABLE = "SPARK_SUBMIT_OPTS"
 """Read by every script of Spark that starts a JVM."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
+FEW_ROWS = " ".join(
+    f"-Dspark.sql.{setting}"
+    for setting in ("shuffle.partitions=2", "codegen.wholeStage=false", "codegen.factoryMode=NO_CODEGEN")
+)
+"""Compiling a query takes longer than running it on a few rows."""
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+"""Settings of a session that compiles its queries, as Spark does by default."""
 PATIENT = "-Dspark.python.authenticate.socketTimeout=300s"
 """Spark waits 15 seconds for a connection from Python, which a busy machine may not make in that time."""
 
@@ -30,7 +39,7 @@ def classes() -> Path:
 
 def use() -> None:
     """Have every Spark that this process and its children start use these options, unless others are set."""
-    options = f"{SHORT_LIVED} {PATIENT}"
+    options = f"{SHORT_LIVED} {PATIENT}" if ALL else f"{SHORT_LIVED} {FEW_ROWS} {PATIENT}"
     with suppress(PackageNotFoundError):
         if classes().exists():
             options += f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Self
 
-_VOID = {"meta", "col"}
+_VOID = {"meta", "col", "link"}
 
 
 @dataclass

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -146,14 +147,14 @@ def _goes(path: Path, timeout: float = 60.0) -> bool:
 
 def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
     """All rows of the archive or its quarantine by sequence, each message once, with its `key`."""
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name in objects(root):
         if name.quarantine is quarantine:
             with pa.memory_map(str(root / name.path)) as file:
                 table = pq.read_table(file)
             assert table.num_rows == name.rows
             for row in table.to_pylist():
-                identity = (row[layout.SEQ], row[layout.TIMESTAMP], row.get(layout.ROW) or 0)
+                identity = (row[layout.SEQ], row[layout.TIMESTAMP], row.get(layout.ROW) or 0, row[layout.STREAM])
                 found[identity] = {**row, "key": name.key}
     return [found[identity] for identity in sorted(found)]
 
@@ -168,9 +169,10 @@ class Command:
         name: str = "replica",
         environment: Mapping[str, str] | None = None,
         module: str = "jetcapture_py",
+        python: str = sys.executable,
     ) -> None:
         self._environment = environment or {}
-        self._module = module
+        self._module, self._python = module, python
         self.path = directory / f"{name}.yaml"
         self.path.write_text(yaml.safe_dump(configuration))
         self._log = directory / f"{name}.log"
@@ -199,7 +201,7 @@ class Command:
         """Start it, `before` in front of the command; it may run again after it has ended."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*before, sys.executable, "-m", self._module, "run", str(self.path), *options],
+                [*before, self._python, "-m", self._module, "run", str(self.path), *options],
                 stderr=log,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONWARNINGS": "default", **self._environment},
@@ -209,6 +211,11 @@ class Command:
     def wait(self, timeout: float = 300) -> int:
         """Wait for its end; the exit code."""
         return self.process.wait(timeout)
+
+    def drain(self) -> None:
+        """SIGTERM; it has to end without an error."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.wait() == 0, self.log
 
     def kill(self) -> None:
         """SIGKILL, if it runs."""

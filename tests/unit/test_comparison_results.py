@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.compare import claims, results
-from benchmarks.compare.__main__ import PAGE, published
+from benchmarks.compare.__main__ import PAGE, published, standard
 from benchmarks.compare.chart import Panel, chart
 from benchmarks.compare.measure import Measured
 from benchmarks.compare.orders import Scenario, fitting, orders
@@ -57,6 +57,41 @@ def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
         "json, bytes stored, against jet-capture's CSV": False,
         "json, CPU of a message, 10,000 keys against 4": False,
     }
+
+
+def test_a_busy_machine_many_keys_and_replicas_are_compared_with_the_scenario_without_them() -> None:
+    large, bundled = replace(BASE, size=10_000, messages=500), replace(MANY, bundles=16, messages=500)
+    runs = {
+        (BASE, "jetcapture-json"): {0: measured(10)},
+        (large, "limit"): {0: measured(4)},
+        (large, "jetcapture-columns"): {0: measured(2, cpu=0.9, size=12)},
+        (large, "jetcapture-json"): {0: measured(4)},
+        (large, "jet-capture-csv"): {0: measured(4)},
+        (large, "nats-py"): {0: measured(2.9, cpu=1.0, size=10)},
+        (replace(large, busy=2), "jetcapture-json"): {0: measured(10)},
+        (replace(large, busy=2), "jet-capture-csv"): {0: measured(9)},
+        (bundled, "jetcapture-json"): {0: measured(5)},
+        (replace(BASE, replicas=3), "jetcapture-json"): {0: measured(10.6)},
+    }
+    found = {claim.what: (round(claim.ratio or 0, 2), claim.holds) for claim in claims.claims(Results(runs=runs))}
+    assert found == {
+        "columns, 10 KB, rate, against jet-capture's CSV": (2, True),
+        "columns, 10 KB, rate, against the plain nats-py loop": (1.45, False),
+        "columns, 10 KB, CPU, against the plain nats-py loop": (0.9, True),
+        "columns, 10 KB, bytes stored, against the plain nats-py loop": (1.2, True),
+        "json, 500 messages of 10,000 B, 4 keys, 2 busy loops beside, rate, against none": (0.4, True),
+        "json, 500 messages of 10,000 B, 4 keys, 2 busy loops beside, that ratio, against jet-capture's": (0.9, False),
+        "json, CPU of a message, 10,000 keys in 16 bundles against 4": (2, True),
+        "json, rate, 3 replicas against 1": (0.94, False),
+    }
+
+
+def test_the_standard_run_has_everything_that_is_claimed() -> None:
+    names = ["limit", "jetcapture-raw", "jetcapture-json", "jetcapture-columns", "nats-py", "jet-capture-csv"]
+    runs = {case: {0: measured(1, size=1)} for case in standard(1000, names)}
+    found = [claim.what for claim in claims.claims(Results(runs=runs))]
+    for what in ("raw, 1 KB", "raw, 10 KB", "columns, 10 KB", "2 busy loops", "16 bundles", "3 replicas"):
+        assert any(what in each for each in found)
 
 
 def test_the_table_has_a_line_for_each_runner_and_remarks_tell_what_went_twice() -> None:

@@ -20,6 +20,7 @@ from jetcapture_py.archive.watermark import Watermark as ArchiveWatermark
 from jetcapture_py.config import model
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.monitoring.metrics import SEALED_BY
+from jetcapture_py.verify.repair_report import Repair
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
 from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
@@ -49,6 +50,7 @@ def test_every_configuration_is_accepted(block: Block, tmp_path: Path) -> None:
         (tmp_path / "cases.yaml").write_text(block.text)
         assert load_cases(tmp_path / "cases.yaml")
         return
+    found = found.get("config", found)  # of the values of a chart
     if not {"source", "store"} <= found.keys():
         found = settings("nats://127.0.0.1:4222", "/archive", **found)
     config = model.loads(yaml.safe_dump(found), ENVIRONMENT)
@@ -101,6 +103,14 @@ def test_the_tables_of_compatibility_are_those_of_the_tests() -> None:
     generate = generator()
     text = generate.COMPATIBILITY.read_text()
     assert generate.compatibility(text) == text, "run `make docs`"
+
+
+def test_the_table_of_values_is_that_of_the_chart() -> None:
+    generate = generator()
+    text = generate.KUBERNETES.read_text()
+    assert generate.values(text) == text, "run `make docs`"
+    described = first_cells(section("docs/kubernetes.md", "Values"))
+    assert {"config", "autoscaling.lagSeconds", "jobs.NAME.schedule"} <= described
 
 
 def events(path: Path) -> Iterator[str]:
@@ -157,7 +167,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
 
 
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
-    (sample,) = blocks("docs/operation.md", "console")
+    sample, repaired = blocks("docs/operation.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
     assert COMPLETE.watermark is not None
     problem = "it promises everything up to 12000, but 4101 is not stored"
@@ -170,6 +180,12 @@ def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
         watermark=replace(COMPLETE.watermark, seq=12_000, problem=problem),
     )
     assert sample.text == f"$ jetcapture verify config.yaml\n{report.as_text()}\n"
+    command, verdict, *lines = repaired.text.splitlines()
+    assert (command, verdict.split(":")[0]) == ("$ jetcapture verify config.yaml --repair", "complete")
+    paths = tuple(line.strip() for line in lines if line.startswith("  "))
+    assert all(layout.parse_path(path) for path in paths)
+    done = Repair(messages=100, stored=2, replaced=1, objects=paths)
+    assert lines[-3:] == list(done.lines(COMPLETE))
 
 
 def moment(clock: str) -> datetime:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from datetime import datetime
@@ -178,3 +180,23 @@ def test_events_reach_pytest_and_other_handlers_with_their_fields(caplog: pytest
         log.event(LOGGER, logging.INFO, "blocks.stored", rows=5)
     assert caplog.messages == ["blocks.stored"]
     assert getattr(caplog.records[0], log.FIELDS) == {"rows": 5}
+
+
+def test_every_line_names_the_capture_that_the_task_or_thread_works_for() -> None:
+    stream = io.StringIO()
+    log.setup("json", "info", stream)
+    with log.about("orders"):
+        log.event(LOGGER, logging.INFO, "blocks.stored", blocks=1)
+        logging.getLogger("library").warning("slow")
+        context = contextvars.copy_context()
+    log.event(LOGGER, logging.INFO, "capture.draining")
+    thread = threading.Thread(target=context.run, args=(log.event, LOGGER, logging.INFO, "block.quarantined"))
+    thread.start()
+    thread.join()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["event"], line.get("capture")) for line in lines] == [
+        ("blocks.stored", "orders"),
+        ("library.log", "orders"),
+        ("capture.draining", None),
+        ("block.quarantined", "orders"),
+    ]

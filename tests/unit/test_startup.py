@@ -22,7 +22,7 @@ def _thaw() -> Iterator[None]:
 
 def test_what_is_imported_inside_is_never_collected() -> None:
     gc.unfreeze()
-    with startup.imports(config("nats://h", "/a"), {}):
+    with startup.imports(config("nats://h", "/a"), env={}):
         assert not gc.isenabled()
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
@@ -38,6 +38,6 @@ def test_what_is_imported_inside_is_never_collected() -> None:
     ],
 )
 def test_threads_for_linear_algebra(sections: dict[str, Any], given: dict[str, str], threads: str | None) -> None:
-    with startup.imports(config("nats://h", "/a", **sections), given):
+    with startup.imports(config("nats://h", "/a", **sections), env=given):
         pass
     assert given.get(THREADS) == threads

@@ -21,7 +21,8 @@ SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
 """Columns of a message's row of offsets: subject start, end; reply start, end; headers start; payload start, end. They
 increase, so consecutive rows are the offsets of an Arrow array in which every seventh element is a subject."""
 
-
+_INLINE = 12
+"""Maximum size of a value that a view of Arrow's contains instead of referring to it."""
 _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
 """Header that a consumer with `headers_only` adds in place of a non-empty payload."""
 
@@ -52,12 +53,7 @@ class Segment:
     def columns(self, which: Sequence[int]) -> list[pa.BinaryArray]:
         """See `Received.columns`; copies."""
         rows = self.ordered()
-        count = len(rows)
-        offsets = np.append(rows.ravel(), rows[-1, -1])
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.memory)]
-        elements = pa.Array.from_buffers(pa.binary(), count * PLACES, buffers)
-        first = np.arange(0, count * PLACES, PLACES)
-        return [elements.take(pa.array(first + place)) for place in which]
+        return [between(self.memory, rows[:, place], rows[:, place + 1]) for place in which]
 
 
 def text_of(array: pa.BinaryArray) -> tuple[Any, Any]:
@@ -74,11 +70,21 @@ def contents(array: pa.BinaryArray) -> bytes:
 
 
 def between(text: Any, starts: Any, ends: Any) -> pa.BinaryArray:
-    """Copy the values between increasing `starts` and `ends` of a byte array."""
-    offsets = np.empty(2 * len(starts) + 1, np.int32)
+    """Copy the values between `starts` and `ends` of a byte array; none begins before the previous one ends.
+
+    Arrow copies values from views in one go. Selecting elements is up to four times slower, because it guesses how many
+    bytes they have.
+    """
+    count, sizes = len(starts), ends - starts
+    if count and sizes.min() > _INLINE:
+        views = np.zeros((count, 4), np.int32)  # size, prefix, number of the buffer, place; the prefix is not read
+        views[:, 0], views[:, 3] = sizes, starts
+        buffers = [None, pa.py_buffer(views), pa.py_buffer(text)]
+        return pa.Array.from_buffers(pa.binary_view(), count, buffers).cast(pa.binary())
+    offsets = np.empty(2 * count + 1, np.int32)
     offsets[:-1:2], offsets[1::2], offsets[-1:] = starts, ends, ends[-1:]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.binary(), 2 * len(starts), buffers).take(pa.array(np.arange(0, 2 * len(starts), 2)))
+    return pa.Array.from_buffers(pa.binary(), 2 * count, buffers).take(pa.array(np.arange(0, 2 * count, 2)))
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class FormatConfig(Protocol):
 
     @property
     def delimiter(self) -> str:
-        """What separates the fields of CSV."""
+        """The separator of CSV fields."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What reading values of an Avro schema can cost, and the schemas that would cost too much."""
+"""Estimate the cost of reading values of an Avro schema, and refuse schemas that would cost too much."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_LEVELS = 300
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What reading values of a schema can cost.
+    """The cost of reading values of a schema.
 
     `recursive`: values can nest without bound. `empty`: the most values without bytes that one value holds, or a part
     of it that has bytes. `nested`: records, arrays and maps in the schema. `named`: its named types. `leaves`: values
@@ -74,7 +74,7 @@ def survey(schema: Any, named: Named, extra: int = 0) -> Costs:
 
 
 class TypeCost(NamedTuple):
-    """What values of a type can cost.
+    """The cost of values of a type.
 
     `bare`: they may have no bytes. `depth`: levels of records, arrays and maps. `empty`: the most values without bytes
     in one. `least`: bytes of the shortest one. `leaves`: values in one, without those in arrays and maps.

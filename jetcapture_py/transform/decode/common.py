@@ -32,7 +32,7 @@ class DeclaredColumn(Protocol):
 
     @property
     def path(self) -> str | None:
-        """Where the field is: names with dots between them; null: the field called like the column."""
+        """Path of the field: names separated by dots; null: the field with the column's name."""
         ...
 
     @property
@@ -105,9 +105,9 @@ def texts_of(batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
 def decode_each(
     decode: Callable[[bytes], Row], payloads: list[bytes], failures: dict[int, Failure]
 ) -> list[Row | None]:
-    """What `decode` made of each payload; None, and an entry in `failures`, where it refused.
+    """Decode each payload; where `decode` raises, the row is None and `failures` has an entry.
 
-    All payloads go through one iterator: after a refusal it continues with the next, so nothing is decoded twice.
+    All payloads go through one iterator, which continues after an error, so nothing is decoded twice.
     """
     rows: list[Row | None] = []
     decoded = map(decode, payloads)

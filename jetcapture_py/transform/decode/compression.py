@@ -215,7 +215,7 @@ def _lanes(data: bytes) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _after_lane() -> list[list[int]]:
-    """What each byte of the register becomes in a lane of zeros; the register is linear, so it is their XOR."""
+    """Return what each byte of the register becomes in a lane of zeros; the register is linear, so they are XORed."""
     bits = [_register(1 << bit, bytes(_LANE)) for bit in range(32)]
     return [
         [reduce(xor, (bits[8 * place + bit] for bit in range(8) if value >> bit & 1), 0) for value in range(256)]

@@ -1,7 +1,7 @@
-"""JSON with declared columns: one object per message, decoded directly into the declared types.
+"""JSON with declared columns: decode one object per message directly into the declared types.
 
-Strict: no type is coerced into another. A field that is missing or null is null; undeclared fields are skipped,
-but must be well-formed; the last of duplicate fields counts. Anything that does not fit is a `Failure`.
+Types are never coerced. A missing field is null; undeclared fields are skipped, but must be well-formed; the last of
+duplicate fields wins. A message that does not match is a `Failure`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from jetcapture_py.transform.decode.common import (
 from jetcapture_py.transform.decode.json_values import Codec, Counter, Reader, codec, reader, struct_type
 
 MakeCodec = Callable[[pa.DataType, str | None], Codec]
-"""How a declared type with its unit is read; see `json_values.codec`."""
+"""Returns the codec of a declared type and its unit; see `json_values.codec`."""
 
 
 @dataclass(slots=True)
 class _Object:
-    """An object to be decoded: its fields by name, each a column's codec or again an object."""
+    """An object to decode: its fields by name, each the codec of a column or another object."""
 
     fields: dict[str, _Object | Codec] = field(default_factory=dict)
 
     def add(self, path: list[str], leaf: Codec) -> tuple[str, ...] | None:
-        """Where `leaf` is found in the decoded object; None when another column needs `path` in another shape."""
+        """Add a column's codec at `path`; return its attributes in the object, None if `path` has another shape."""
         name, *rest = path
         known = self.fields.get(name)
         if not rest:
@@ -84,7 +84,7 @@ class _Object:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A column: which of the passes finds it, and what reads it there, one step into the object after the other."""
+    """A column: the pass that decodes it, and the readers that follow its path into the object."""
 
     name: str
     type: pa.DataType
@@ -94,9 +94,9 @@ class _Output:
 
 
 class ObjectDecoder:
-    """Decodes declared columns of messages that are one object each; ValueError, one line, for a wrong declaration.
+    """Decodes declared columns of messages that are one object each. Raises ValueError for a wrong declaration.
 
-    `make` returns what decodes a payload as a msgspec type, `make_codec` how a declared type is read.
+    `make` returns the function that decodes a payload as a msgspec type, `make_codec` the codec of a declared type.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ObjectDecoder:
         unique_names({declared: output.name for declared, output in zip(columns, self._outputs, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
+        """Decode every message of `batch`. Raises BatchTooWideError when that would take too much memory."""
         payloads, failures = self._payloads(batch)
         self._check_values(batch, payloads, failures)
         passes = [decode_each(decode, payloads, failures) for decode in self._decode]
@@ -130,7 +130,7 @@ class ObjectDecoder:
         return assemble(columns, messages, failures, owners_of(batch))
 
     def _check_values(self, batch: MessageBatch, payloads: list[bytes], failures: dict[int, Failure]) -> None:
-        """Raise BatchTooWideError when `payloads` have too many values; a single one, or one that is damaged, fails."""
+        """Raise BatchTooWideError if `payloads` have too many values; a single or malformed payload fails instead."""
         size = batch.column(layout.PAYLOAD).nbytes
         count, most = self._width * len(batch), weights.most_values(size)
         if count + self._heaviest * size > most and (
@@ -146,16 +146,16 @@ class ObjectDecoder:
         weights.refuse_excess(count, size, payloads, failures)
 
     def _containers(self, data: Any) -> int:
-        """Return how many objects and lists `data`, an array of bytes, begins at most."""
+        """Return an upper bound of the objects and lists in `data`, an array of bytes."""
         raise NotImplementedError
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
-        """Return all payloads, and the failures of those that cannot be decoded at all."""
+        """Return all payloads, and failures for those that cannot be decoded at all."""
         raise NotImplementedError
 
 
 class JsonDecoder(ObjectDecoder):
-    """Decodes declared columns of JSON objects; ValueError, one line, when a declaration is wrong."""
+    """Decodes declared columns of JSON objects. Raises ValueError for a wrong declaration."""
 
     def __init__(self, columns: Mapping[str, DeclaredColumn]) -> None:
         super().__init__(columns, lambda accepts: msgspec.json.Decoder(accepts).decode, codec)
@@ -168,7 +168,7 @@ class JsonDecoder(ObjectDecoder):
 
 
 def declaration(name: str, column: DeclaredColumn) -> tuple[pa.DataType, list[str]]:
-    """The declared type of a column, and the names on the path to its value. Raises ValueError."""
+    """Return the declared type of a column, and the names on the path to its value. Raises ValueError."""
     if not is_text(name):
         raise ValueError("the name is not valid text: it contains a surrogate")
     declared = parse_declared(column.type)
@@ -179,9 +179,9 @@ def declaration(name: str, column: DeclaredColumn) -> tuple[pa.DataType, list[st
 
 
 def _output(name: str, column: DeclaredColumn, passes: list[_Object], make_codec: MakeCodec) -> _Output:
-    """The column `name`, found a place in `passes`.
+    """Add the column `name` to `passes`.
 
-    Columns that need one field in two shapes (`customer` as json, and `customer.id`) take a second pass over the
+    Columns that need one field in two shapes (`customer` as json, and `customer.id`) need a second pass over the
     payloads.
     """
     try:

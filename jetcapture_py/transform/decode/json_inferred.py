@@ -1,8 +1,8 @@
-"""JSON without declared columns: the columns are learned from the messages, and survive drift.
+"""JSON without declared columns: learn the columns from the messages, and follow their drift.
 
-What a decoder has learned only ever widens, for as long as it lives: int64 to double, and to a string column that
-holds the JSON text of every value that is not itself a string when nothing else fits. Nothing is dropped. What would
-make the columns grow without bound is stored as JSON text where it is nested, and else refused, message by message.
+The types that a decoder has learned only ever become wider: int64 becomes double, and types that do not fit together
+become a string column with the JSON text of every value that is not a string. Nothing is dropped. Fields that would
+make the columns grow without bound are stored as JSON text if they are nested; otherwise their messages are refused.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from jetcapture_py.transform.decode.json_values import json_text
 from jetcapture_py.transform.decode.weights import bytes_of, json_containers, json_containers_of
 
 MAX_FIELDS = 1000
-"""Most columns, and most fields of one nested object: a larger one is stored as JSON text."""
+"""Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""
 MAX_NESTED = 10_000
-"""Most fields and levels of lists in all columns together: values that would need more are stored as JSON text."""
+"""Maximum fields and list levels in all columns together; values that need more are stored as JSON text."""
 MAX_NAME = 1000
-"""Most bytes of a field's name. Hive's catalogs allow 767, Glue's 255; a longer one is a value in the wrong place."""
+"""Maximum bytes of a field's name. Hive allows 767, Glue 255; a longer name is probably a value in the wrong place."""
 MAX_NAMES = 256 << 10
-"""Most bytes of all names together: a Parquet footer has each name at least twice."""
+"""Maximum bytes of all names together: a Parquet footer contains each name at least twice."""
 MAX_CELLS = 1 << 22
-"""Values, nulls included, that the columns of a batch may have: eight bytes each, and as much while they are built.
-A batch whose payloads have more bytes than that may have as many values."""
+"""Maximum values, nulls included, in the columns of a batch: each takes eight bytes, and as much while it is built.
+A batch whose payloads have more bytes than this may have one value per byte."""
 MAX_CONTAINERS = 1 << 21
-"""Objects and lists that payloads of a batch may have before they are decoded: three bytes become two hundred."""
+"""Maximum objects and lists in the payloads of a batch: three bytes of JSON become two hundred in Python."""
 _LARGE = 4 << 20
-"""Bytes of a batch's payloads from which on their objects and lists are counted."""
+"""Objects and lists are counted in batches with more bytes of payloads than this."""
 ARRAY_CELLS = 128
-"""Values that a column, however short, costs as much as."""
+"""A column costs as much as this many values, even if it is shorter."""
 
 _KINDS: dict[type, str] = {
     bool: "bool",
@@ -64,9 +64,9 @@ _SCALARS = {
 
 
 class InferringJsonDecoder:
-    """Decodes all fields that messages have.
+    """Decodes all fields of messages.
 
-    A batch has the columns that have a value in it, of the types that the process has learned so far.
+    A batch has the columns with a value in it, with the types learned so far in this process.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class InferringJsonDecoder:
         self._columns = pa.schema([])
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`; BatchTooWideError when its columns would be too large."""
+        """Decode every message of `batch`. Raises BatchTooWideError when its columns would be too large."""
         payloads, failures = self._payloads(batch)
         if batch.column(layout.PAYLOAD).nbytes > _LARGE and self._containers(bytes_of(batch)) > MAX_CONTAINERS:
             if len(batch) > 1:
@@ -102,18 +102,18 @@ class InferringJsonDecoder:
         return replace(found_columns, columns=self._known())
 
     def _make(self, accepts: Any) -> Callable[[bytes], Any]:
-        """Return what decodes a payload as a msgspec type."""
+        """Return the function that decodes a payload as a msgspec type."""
         return msgspec.json.Decoder(accepts).decode
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return texts_of(batch)
 
     def _containers(self, data: Any) -> int:
-        """Return how many objects and lists `data`, an array of bytes, begins at most."""
+        """Return an upper bound of the objects and lists in `data`, an array of bytes."""
         return json_containers(data)
 
     def _containers_of(self, payload: bytes) -> int:
-        """Return the same for one payload, without what looks like it in strings."""
+        """Count the objects and lists of one payload, ignoring brackets in strings."""
         return json_containers_of(payload)
 
     def _known(self) -> pa.Schema:
@@ -176,7 +176,7 @@ class Room:
     changed: bool = False
 
     def spend(self, columns: int, rows: int) -> None:
-        """Take what `columns` of `rows` rows need; BatchTooWideError when it is not there."""
+        """Reserve the values of `columns` with `rows` rows. Raises BatchTooWideError when too few are left."""
         self.cells -= columns * (rows + ARRAY_CELLS)
         if self.cells < 0:
             raise BatchTooWideError
@@ -185,8 +185,8 @@ class Room:
 class Fields:
     """The fields of an object seen so far, by their names in JSON.
 
-    Columns whose names differ in case only are one column to Spark: the first one seen (of one batch, the one that
-    sorts first) keeps its name, and later ones get `_` appended until the name is free.
+    Spark ignores case in column names. Of names that differ only in case, the first one seen (within a batch, the one
+    that sorts first) is kept, and `_` is appended to later ones until the name is free.
     """
 
     def __init__(self, room: Room, rename: Callable[[str], str] = lambda name: name or "_") -> None:
@@ -198,7 +198,7 @@ class Fields:
         self._seen: Collection[str] = ()
 
     def learn(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
-        """Widen to what `objects`, `depth` levels down in columns of `rows` rows, hold; their values by field."""
+        """Widen the types to fit `objects`, which are `depth` levels down in columns of `rows` rows."""
         seen = dict.fromkeys(chain.from_iterable(objects))
         self._room.spend(len(seen), rows)
         for key in sorted(seen.keys() - self.shapes.keys()):
@@ -217,27 +217,27 @@ class Fields:
         return values
 
     def stored(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
-        """Name in JSON, name of the column, shape and type of each field with a value in this batch."""
+        """Return the name in JSON, column name, shape and type of each field with a value in this batch."""
         keys = self.shapes if len(self._seen) == len(self.shapes) else (k for k in self.shapes if k in self._seen)
         found = ((key, self._names[key], shape, shape.type()) for key in keys if (shape := self.shapes[key]).present)
         return [(key, name, shape, of) for key, name, shape, of in found if of is not None]
 
     def nested(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
-        """The same, but the first known field where none has a value: a struct has at least one."""
+        """Like `stored`, or the first known field if none has a value, because a struct needs at least one."""
         if found := self.stored():
             return found
         known = ((key, self._names[key], shape, shape.type()) for key, shape in self.shapes.items())
         return next(([(key, name, shape, of)] for key, name, shape, of in known if of is not None), [])
 
     def types(self, *, known: bool) -> list[tuple[str, pa.DataType]]:
-        """Name and type of each field that is more than null, `known` so far or with a value in this batch."""
+        """Return the name and type of each field that is not always null: all `known` ones, or those in this batch."""
         if not known:
             return [(name, of) for _, name, _, of in self.nested()]
         found = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
         return [(name, of) for name, of in found if of is not None]
 
     def give_back(self) -> None:
-        """Let others have the room that these fields take."""
+        """Release the room that these fields take."""
         self._room.fields += len(self.shapes)
         self._room.names += _size(self._names.values())
         for shape in self.shapes.values():
@@ -245,9 +245,9 @@ class Fields:
 
 
 class FieldShape:
-    """What one field's values have been so far: null, bool, int64, double, string, list or struct.
+    """The type learned for one field: null, bool, int64, double, string, list or struct.
 
-    `present` says whether the batch that was learned last has a value.
+    `present` is true if the last batch has a value.
     """
 
     __slots__ = ("_room", "fields", "item", "kind", "present")
@@ -260,7 +260,7 @@ class FieldShape:
         self.fields: Fields | None = None
 
     def learn(self, values: Sequence[Any], depth: int, rows: int) -> None:
-        """Widen to `values`, which are `depth` levels down in a column of `rows` rows."""
+        """Widen the type to fit `values`, which are `depth` levels down in a column of `rows` rows."""
         present = [value for value in values if value is not None]
         self.present = bool(present)
         kind = self.kind
@@ -295,7 +295,7 @@ class FieldShape:
             self.fields.learn(present, depth + 1, rows)
 
     def become(self, kind: str) -> None:
-        """Be of another kind from now on."""
+        """Change the type."""
         self.kind = kind
         self._room.changed = True
         if kind == "string" and self.item is not None:
@@ -307,9 +307,9 @@ class FieldShape:
             self.fields = None
 
     def type(self, *, known: bool = False) -> pa.DataType | None:
-        """The column's type: with all fields `known` so far, or those with a value in the batch learned last.
+        """Return the column's type, with all fields `known` so far, or those with a value in the last batch.
 
-        None while there is nothing to store: nulls, empty objects, lists of such.
+        None while there is nothing to store: only nulls, empty objects, or lists of them.
         """
         if self.kind == "list" and self.item is not None:
             of = self.item.type(known=known)
@@ -320,7 +320,7 @@ class FieldShape:
         return _SCALARS.get(self.kind)
 
     def build(self, values: list[Any]) -> pa.Array:
-        """The column of `values`, all of which were learned."""
+        """Build the column of `values`, which must have been learned."""
         of = self.type()
         if self.kind == "list" and self.item is not None:
             return pa.ListArray.from_arrays(offsets_of(values), self.item.build(flatten(values)), type=of)

@@ -1,7 +1,7 @@
-"""How a declared type is read from JSON: what msgspec is told to accept, and how the values become a column.
+"""Read declared types from JSON: the msgspec type that accepts a value, and the function that builds the column.
 
-msgspec checks types and integer ranges while it decodes. What it does not know (scale of a decimal, zone of a
-timestamp) is checked here for a whole column at once; the caller then finds the messages to blame.
+msgspec checks types and integer ranges while it decodes. Checks it does not have (a decimal's scale, a timestamp's
+zone) are made here for a whole column at once; the caller then finds the messages that failed.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ Special = Callable[[pa.DataType], Codec | None]
 
 
 def codec(declared: pa.DataType, unit: str | None = None, special: Special = lambda _: None) -> Codec:
-    """How a column of the type `declared` (of `types.parse_declared`) is read.
+    """Return the codec of a column of the type `declared` (from `column_types.parse_declared`).
 
-    With `unit` (s, ms, us, ns; timestamps only) a timestamp is a number of such units since 1970, else RFC 3339 text.
-    `special` returns the codec of a type that another format than JSON reads differently.
+    With `unit` (s, ms, us, ns; timestamps only) a timestamp is a number of these units since 1970, else RFC 3339 text.
+    `special` returns the codec of a type that a format other than JSON reads differently, else None. Raises ValueError.
     """
     if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
         raise ValueError(f"unit: {show(unit)}: only a timestamp has a unit: s, ms, us or ns")
@@ -99,7 +99,7 @@ def codec(declared: pa.DataType, unit: str | None = None, special: Special = lam
 
 
 def json_text(value: object) -> str:
-    """`value` as compact JSON: bytes in base64, extensions of MessagePack as an object. ValueError if it cannot be."""
+    """Return `value` as compact JSON: bytes as base64, MessagePack extensions as an object. Raises ValueError."""
     try:
         return msgspec.json.encode(value, enc_hook=_extension).decode()
     except TypeError as error:
@@ -113,7 +113,7 @@ def _extension(value: object) -> dict[str, Any]:
 
 
 def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    """A msgspec type for objects with `fields`: (name in JSON, msgspec type); attributes are f0, f1 and so on."""
+    """Make a msgspec type for objects with `fields` (name in JSON, msgspec type); its attributes are f0, f1, …"""
     try:
         return msgspec.defstruct(
             "Object",
@@ -127,9 +127,9 @@ def struct_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
 
 
 def reader(name: str) -> Reader:
-    """What reads the attribute `name` of each of a list's values; None of None.
+    """Return a function that reads the attribute `name` of each value in a list; None stays None.
 
-    Compiled for that name: CPython then reads the slot itself, at half the price of `map(attrgetter(name), values)`.
+    It is compiled for that name, because CPython then reads the slot directly, in half the time of `attrgetter`.
     """
     read: Reader = eval(f"lambda values: [None if value is None else value.{name} for value in values]")  # noqa: S307
     return read
@@ -160,7 +160,7 @@ def _uint64s(values: list[int | None]) -> pa.Array:
 
 
 def _texts(values: list[msgspec.Raw | None]) -> list[bytes | None]:
-    """JSON texts as they were sent; None for null, which a Raw does not tell apart."""
+    """Return the JSON texts as sent; None for null, which msgspec.Raw does not distinguish."""
     texts = [None if value is None else bytes(value) for value in values]
     return [None if text == b"null" else text for text in texts]
 
@@ -175,7 +175,7 @@ def _decimals(declared: pa.Decimal128Type) -> Build:
 
 
 def exact_decimal(declared: pa.Decimal128Type) -> Callable[[bytes], decimal.Decimal]:
-    """What turns the text of a number, with or without quotes, into a decimal; ValueError when digits do not fit."""
+    """Return a parser of numbers, quoted or not, as decimals; it raises ValueError if digits do not fit."""
     fitting = fitting_decimal(declared)
 
     def exact(text: bytes) -> decimal.Decimal:
@@ -188,7 +188,7 @@ def exact_decimal(declared: pa.Decimal128Type) -> Callable[[bytes], decimal.Deci
 
 
 def fitting_decimal(declared: pa.Decimal128Type) -> Callable[[str], decimal.Decimal]:
-    """What turns the text of a number into a decimal; ValueError when digits do not fit."""
+    """Return a parser of numbers as decimals; it raises ValueError if digits do not fit."""
     context = decimal.Context(prec=declared.precision, traps=[decimal.Inexact, decimal.InvalidOperation])
     step = decimal.Decimal(1).scaleb(-declared.scale)
 
@@ -211,7 +211,7 @@ def _dates(values: list[str | None]) -> pa.Array:
 
 
 def timestamps(values: list[str | None]) -> pa.Array:
-    """A column of RFC 3339 texts with zones; digits below a microsecond are cut off."""
+    """Build a column from RFC 3339 texts with zones; digits below a microsecond are dropped. Raises MisfitError."""
     expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
     texts = pc.ascii_upper(pa.array(values, pa.string()))
     if not _all(pc.match_substring_regex(texts, _MICROSECONDS)):
@@ -237,7 +237,7 @@ def _epochs(unit: str) -> Build:
 
 
 def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
-    """`stamps`, if Spark and Python can hold them too."""
+    """Return `stamps` if they are in the range of Spark and Python (years 1 to 9999). Raises MisfitError otherwise."""
     numbers = stamps.cast(pa.int64())
     inside = pc.and_(pc.greater_equal(numbers, _YEAR_1), pc.less(numbers, _YEAR_10000))
     _require(inside, values, _YEARS)
@@ -255,7 +255,7 @@ def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
 
 
 def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
-    """`build` of the `items` of lists or maps; who misfits is told by the position of its list or map in `values`."""
+    """Build the `items` of lists or maps; report errors by the position of the list or map in `values`."""
     try:
         return build(items)
     except MisfitError as error:

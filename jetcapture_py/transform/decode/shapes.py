@@ -21,7 +21,7 @@ Read = Callable[[list[Any]], list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How values of a schema's type become a column.
+    """Builds a column from values of a schema's type.
 
     `text` makes one of their JSON texts. `fields` has those of a record: how each is read, and its shape.
     """

@@ -27,9 +27,9 @@ _BOOL = r"\A(?i:true|false)\z"
 
 
 def text_builder(declared: pa.DataType, unit: str | None = None) -> BuildTexts:
-    """What makes a column of the type `declared` (of `column_types.parse_declared`). Raises ValueError.
+    """Return the function that builds a column of the type `declared` (from `column_types.parse_declared`).
 
-    Lists, structs, maps and `json` are JSON texts, as in a JSON message.
+    Lists, structs, maps and `json` are JSON texts, as in a JSON message. Raises ValueError.
     """
     types = pa.types
     inner = codec(declared, unit)
@@ -106,7 +106,7 @@ def _decimals(declared: pa.Decimal128Type) -> BuildTexts:
 
 
 def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
-    """What `read` makes of each text."""
+    """Read each text with `read`. Raises MisfitError."""
     values: list[Any] = []
     bad: dict[int, str] = {}
     for row, text in enumerate(texts.to_pylist()):

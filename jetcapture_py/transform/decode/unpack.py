@@ -118,7 +118,7 @@ def _with_payloads(batch: MessageBatch, payloads: pa.BinaryArray) -> MessageBatc
 
 
 def of_messages(decoded: Decoded, owners: Any, failures: dict[int, Failure]) -> Decoded:
-    """What was decoded of items, as rows of their messages; a message of which an item failed has none."""
+    """Turn decoded items into rows of their messages; a message with a failed item has none."""
     sources = owners if decoded.messages is None else owners[decoded.messages.to_numpy()]
     several = np.bincount(owners) > 1 if len(owners) else np.zeros(0, np.bool_)
     late: dict[int, Failure] = {}

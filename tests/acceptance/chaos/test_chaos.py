@@ -14,6 +14,7 @@ from tests.chaos.trial import in_turn
 from tests.chaos.world import Shape, World
 
 DISK = 64 << 20
+BUNDLES = {"block": {"bundles": 4}}
 V2 = "jetstream { domain: chaos }\nfeature_flags { js_ack_fc_v2: true }"
 """Servers put their domain and the account into the subjects of acknowledgements."""
 
@@ -31,7 +32,7 @@ def test_nothing_is_lost_or_read_twice_when_the_disk_is_full(tmp_path: Path) -> 
 
 
 def test_nothing_is_lost_or_read_twice_when_s3_answers_wrongly_late_or_not_at_all(tmp_path: Path) -> None:
-    outcome = survive(tmp_path, in_turn(S3, pause=0.1), Shape(**QUICK, store="s3", rate=1000))
+    outcome = survive(tmp_path, in_turn(S3, pause=0.1), Shape(**QUICK, store="s3", rate=1000, sections=BUNDLES))
     assert outcome.counts["store faults"] == len(S3)
     assert outcome.verdict.messages == outcome.published
 

@@ -84,7 +84,7 @@ async def restore_old(url: str) -> None:
     """Restore a stream with one message that is older than the stream."""
     old = np.array([1_700_000_000 * 10**9])
     subject, payload = pa.array([b"orders.eu"], pa.binary()), pa.array([b"x"], pa.binary())
-    part: Future[tuple[int, bytes]] = Future()
+    part: Future[tuple[int, list[bytes]]] = Future()
     part.set_result((1, backup.framed(backup.messages(subject, old, np.array([1]), None, payload))))
     config = {"subjects": ["orders.>"], "storage": "file"}
     order = Order(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers={})

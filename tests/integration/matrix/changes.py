@@ -129,13 +129,13 @@ def play_ended(subject: str, *messages: str) -> Any:
     return play
 
 
-async def play_restored(stage: Stage) -> None:
+async def play_restored(stage: Stage, *, consumers: bool = True) -> None:
     """Captured in part, deleted, restored with its consumer, and captured again."""
     await stage.create()
     await stage.fill()
     await stage.look()
     await stage.capture()
-    described, chunks = await backup(stage, consumers=True)
+    described, chunks = await backup(stage, consumers=consumers)
     await stage.ask(f"STREAM.DELETE.{stage.stream}")
     await restore(stage, stage.stream, described, chunks)
     await stage.fill()
@@ -147,18 +147,7 @@ async def play_restored(stage: Stage) -> None:
 
 async def play_restored_without_consumers(stage: Stage) -> None:
     """The same without the consumer: everything is captured a second time, and read once."""
-    await stage.create()
-    await stage.fill()
-    await stage.look()
-    await stage.capture()
-    described, chunks = await backup(stage, consumers=False)
-    await stage.ask(f"STREAM.DELETE.{stage.stream}")
-    await restore(stage, stage.stream, described, chunks)
-    await stage.fill()
-    await stage.look()
-    await stage.capture()
-    await stage.check_archive()
-    await stage.check_consumer()
+    await play_restored(stage, consumers=False)
 
 
 async def play_renamed(stage: Stage) -> None:

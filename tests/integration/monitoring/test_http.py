@@ -23,6 +23,7 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.jetstream import pulls
 from jetcapture_py.monitoring import http as endpoint
+from jetcapture_py.monitoring import http_server
 from jetcapture_py.monitoring.http import serve
 from jetcapture_py.store import LocalStore
 from tests.support.nats_server import NatsServer
@@ -324,7 +325,7 @@ def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkey
 def test_too_many_clients_are_turned_away_and_the_others_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(http_server, "MOST_CLIENTS", 3)
 
     async def scenario() -> None:
         with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
@@ -351,9 +352,9 @@ def test_the_page_shows_names_and_values_and_nothing_else_is_there(tmp_path: Pat
         with serve(Capture(wanted).state, "127.0.0.1:0") as port:
             status, page = await asked(port, "/?x=1")
             assert status == 200
-            assert f"<h1>{STREAM} / &lt;b&amp;archive</h1>" in page
-            assert "<p class=bad>connected: not connected yet</p>" in page
-            assert "<td>Messages received from the server<td><td class=number>0" in page
+            assert f"<h1>{STREAM}<small> / &lt;b&amp;archive</small></h1>" in page
+            assert "<strong>Not connected yet.</strong>" in page
+            assert "0 messages since" in page
             assert "<b&" not in page
             assert await asked(port, "/", "HEAD") == (200, "")
             assert (await asked(port, "/etc/passwd"))[0] == 404

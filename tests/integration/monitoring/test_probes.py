@@ -302,6 +302,9 @@ def test_the_command_answers_while_it_is_still_being_imported(nats_server: Start
             await until(answers, "it answers", 60)
             assert await asked(port, "/readyz") == (503, "starting\n")
             assert (await asked(port, "/metrics"))[0] == 503
+            status, page = await asked(port, "/")
+            assert status == 503
+            assert "http-equiv=refresh" in page, "a browser that is early gets to the status page"
             assert "capture.started" not in command.log
             (tmp_path / "go").touch()
             await ready(port, 200, "ready")
@@ -360,3 +363,14 @@ def test_a_wrong_configuration_is_still_one_line_when_something_listened_early(t
         assert command.start().wait() == 2
         assert len(command.log.splitlines()) == 1
         assert "block.interval" in command.log
+
+
+def test_an_address_that_turns_out_to_be_another_one_is_listened_on_instead() -> None:
+    early = http_server.start_early(Path("/no/such/file"), listen="127.0.0.1:0")
+    assert early is not None
+    with http_server.serving(Starting(), "localhost:0", early) as port:
+        assert get(port, "/readyz") == (503, "starting\n")
+        with pytest.raises(ConnectionRefusedError):
+            get(early.port, "/readyz")
+    with http_server.serving(Starting(), "127.0.0.1:0") as port:
+        assert get(port, "/livez") == (200, "alive\n")

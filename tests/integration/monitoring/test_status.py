@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from jetcapture_py.monitoring.status import _span
+from jetcapture_py.config.model import parse
+from jetcapture_py.monitoring.http import serve
+from jetcapture_py.monitoring.http_server import Answer, HttpServer
+from jetcapture_py.monitoring.replica import ask_replica
+from jetcapture_py.monitoring.terminal import curve, lines
+from jetcapture_py.monitoring.words import span
 from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, publish, running, settings, until
 
@@ -60,7 +68,11 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
             found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
             assert (found["unacked"], found["pending"], found["ack_floor"]) == (1, 0, 40)
             assert 0.5 < found["lag"] <= (datetime.now(UTC) - before).total_seconds() + 1
-            assert found["waiting_pulls"] >= 1
+
+            async def pulling() -> bool:
+                return json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))["waiting_pulls"] >= 1
+
+            await until(pulling, "a pull waits")  # there is none for a moment when one has ended
             text = await asyncio.to_thread(status, tmp_path, wanted)
             lines = text.splitlines()
             assert lines[0].startswith("ORDERS / archive at 20")
@@ -127,12 +139,39 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
     asyncio.run(scenario())
 
 
+def test_watching_works_on_a_terminal_that_cannot_move_its_cursor(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
+    asyncio.run(capture_all(config(server.url, tmp_path / "archive")))
+    ours, its = os.openpty()
+    watching = subprocess.Popen(
+        command(tmp_path, settings(server.url, tmp_path / "archive"), "--watch"),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "TERM": "dumb"},
+    )
+    os.close(its)
+    try:
+        shown = b""
+        while shown.count(b"ack floor") < 2:
+            assert select.select([ours], [], [], 120)[0], shown
+            shown += os.read(ours, 65536)
+        assert b"\x1b" not in shown
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "0.0 s"), (0.04, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 1 s"), (3600, "1 h"), (90061, "1 d 1 h")],
 )
 def test_spans_of_time_are_short(seconds: float, text: str) -> None:
-    assert _span(seconds) == text
+    assert span(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -153,3 +192,79 @@ def test_a_watermark_that_cannot_be_true_is_a_problem(
     found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
     (said,) = found["problems"]
     assert problem in said
+
+
+# ------------------------------------------------------------------ with a replica on this machine
+
+
+def test_a_replica_on_this_machine_adds_what_only_it_knows(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        messages = [(f"orders.{index}", b'{"a": 1}', None) for index in range(20)]
+        await publish(server.url, [*messages, ("orders.\u202ered", b"{", None)])
+        sections: dict[str, Any] = {"decode": {"format": "json"}, "block": {"max_age": "1h"}}
+        async with running(config(server.url, tmp_path / "archive", **sections)) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == 21, "all is in blocks")
+                wanted = settings(server.url, tmp_path / "archive", http={"listen": f":{port}"}, **sections)
+                found = json.loads(await asyncio.to_thread(status, tmp_path, wanted, "--json"))
+                assert found["unacked"] == found["replica"]["unacked"] == 21
+                assert found["replica"]["open_blocks"] == 21
+                assert found["replica"]["quarantine"][0]["messages"] == 1
+                text = await asyncio.to_thread(status, tmp_path, wanted)
+                assert re.search(r"^this replica: (Ready|Healthy) for ", text, re.MULTILINE)
+                assert "\nopen blocks  21 of 1,000, 21 rows, " in text
+                assert "\nquarantine   1 message since " in text
+                assert "\u202e" not in text
+                assert "orders.\ufffdred" in text
+                other = {**wanted, "source": {**wanted["source"], "consumer": "other"}}
+                assert await asyncio.to_thread(ask_replica, parse(wanted)) is not None
+                assert await asyncio.to_thread(ask_replica, parse(other)) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        b"{}",
+        b'{"captures": 1}',
+        b'{"captures": [{"stream": 1}]}',
+        b'{"captures": [[]]}',
+        b"[" * 9999,
+    ],
+)
+def test_what_listens_there_and_is_no_replica_is_ignored(answer: bytes) -> None:
+    class Other:
+        async def answer(self, path: str) -> Answer:
+            return Answer(HTTPStatus.OK, "application/json", answer)
+
+    server = HttpServer("127.0.0.1:0", Other())
+    try:
+        assert ask_replica(config("nats://h", "/a", http={"listen": f"127.0.0.1:{server.port}"})) is None
+    finally:
+        server.stop()
+    assert ask_replica(config("nats://h", "/a", http={"listen": f"127.0.0.1:{server.port}"})) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [([], ""), ([0, 0], "▁▁"), ([0, 4, 8], "▁▅█"), ([*range(900)], None)],
+)
+def test_a_curve_is_as_high_as_its_values_and_never_too_wide(values: list[float], shape: str | None) -> None:
+    found = curve(values)
+    assert len(found) <= 45
+    assert shape is None or found == shape
+    if shape is None:
+        assert found == "".join(sorted(found))
+
+
+def test_an_answer_of_another_version_is_one_line() -> None:
+    assert [*lines(None, "no server", {"time": "2026-05-01T00:00:00Z"}, {})] == [
+        "no server",
+        "",
+        "cannot read the replica's answer; it may run another version",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from jetcapture_py.archive import layout
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support import s3
+from tests.support import java, s3
 from tests.support.connect import connect_server, environment
 
 if TYPE_CHECKING:
@@ -81,11 +82,14 @@ show("refreshed")
 
 
 BUCKET = """
+import json
 import sys
 from pyspark.sql import SparkSession
 from spark_jobs.archive import read_bucket
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+for name, value in json.loads(sys.argv[3]).items():
+    spark.conf.set(name, value)
 for as_of in (2, "2026-05-01T12:00:00.000003Z", "2026-05-01T12:01:00Z", None):
     for kept in (1, 2):
         frame = read_bucket(spark, sys.argv[2], "s", as_of=as_of, max_msgs_per_subject=kept)
@@ -139,7 +143,7 @@ def test_a_bucket_is_read_over_connect(server: str, archive: Archive) -> None:
     subjects = [f"$KV.s.{key}" for key in ("a", "b", "a", "b")]
     headers = [None, None, [("Nats-TTL", ["30"])], [("KV-Operation", ["DEL"])]]
     archive.write([1, 2, 3, 4], None, stream="KV_s", headers=headers, columns={layout.SUBJECT: pa.array(subjects)})
-    done = run("", "-c", BUCKET, server, archive.url)
+    done = run("", "-c", BUCKET, server, archive.url, json.dumps(java.COMPILED))
     assert done.returncode == 0, done.stderr
     both, replaced = [("a", 1), ("b", 2)], [("a", 3), ("b", 2)]
     assert done.stdout.splitlines() == [

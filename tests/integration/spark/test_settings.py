@@ -84,7 +84,8 @@ def test_the_core_cases_hold_on_connect_and_on_a_cluster(
 ) -> None:
     archive, server = places
     stream = stream_of(server, [DEFAULTS, *SOME].index(settings), master[:2].upper())
-    words = [archive.url, server.url, stream, master, *(f"{key}={value}" for key, value in settings.items())]
+    given = [f"{key}={value}" for key, value in (settings | java.COMPILED).items()]
+    words = [archive.url, server.url, stream, master, *given]
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark.core", *words],
         capture_output=True,

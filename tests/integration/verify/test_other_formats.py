@@ -15,7 +15,7 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, capture_all, config, objects, publish
+from tests.support.running import STREAM, capture_all, config, connection, objects, publish
 
 Start = Callable[..., NatsServer]
 
@@ -82,6 +82,23 @@ def test_what_a_writer_does_not_read_holds_what_its_name_says_and_the_report_say
     assert found.complete
     assert found.stored == 60
     assert any(note.startswith("1 object in a format whose writer does not read") for note in found.unchecked)
+
+
+def test_an_earlier_stream_in_a_format_that_nothing_reads_is_not_taken_for_a_rewind(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "Lines")
+
+    async def again() -> None:
+        async with connection(settings.nats.servers[0]) as client:
+            await client.jetstream().delete_stream(STREAM)
+        await publish(settings.nats.servers[0], [("orders.a", b"x", None)] * 10)
+        await capture_all(settings)
+
+    asyncio.run(again())
+    found = proof(settings)
+    assert (found.losses, found.exit_code()) == ((), 0)
+    assert "what the server has lost: of some objects, only the names could be checked" in found.unchecked
 
 
 def test_an_object_that_nothing_reads_proves_nothing_where_its_name_leaves_it_open(

@@ -16,6 +16,7 @@ import pytest
 from jetcapture_py.archive import block_writer, layout
 from jetcapture_py.archive.block_writer import BlockReader, BlockWriter, TextWriter, UserWriter, make_writer
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from tests.support.amount import sample_of
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, quarantined
 
 TEXT = list(itertools.product(("ndjson", "csv"), ("none", "gzip", "zstd")))
@@ -107,13 +108,14 @@ def test_long_names_of_empty_columns_do_not_make_large_pieces_of_text(
     lines = block_writer.json_lines
     monkeypatch.setattr(block_writer, "json_lines", lambda rows: [text := lines(rows), sizes.append(len(text))][0])
     names = [f"{number:0200}" for number in range(100)]
-    flags = [True, *[None] * 2999]
+    rows = sample_of(3000)
+    flags = [True, *[None] * (rows - 1)]
     columns = dict.fromkeys(names, flags)
     if nested:
-        columns = {"a": pa.array([dict.fromkeys(names)] * 3000, pa.struct(dict.fromkeys(names, pa.bool_())))}
-    found = write(TextWriter("ndjson", "none"), batch([(seq, seq) for seq in range(3000)], **columns))
-    assert found.data.size > 60_000_000
-    assert max(sizes) < 64 * 22_000, "the size of the first piece, and much less than that of 3,000 rows"
+        columns = {"a": pa.array([dict.fromkeys(names)] * rows, pa.struct(dict.fromkeys(names, pa.bool_())))}
+    found = write(TextWriter("ndjson", "none"), batch([(seq, seq) for seq in range(rows)], **columns))
+    assert found.data.size > rows * 20_000
+    assert max(sizes) < 64 * 22_000, "the size of the first piece, and much less than that of all rows"
 
 
 def test_the_quarantine_is_parquet_whatever_the_format() -> None:

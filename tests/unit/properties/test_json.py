@@ -265,6 +265,8 @@ def object_text(pairs: Any) -> str:
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in pairs) + "}"
 
 
+DEEP = 200_000
+"""Levels that no Python decodes; 3.13 decodes 9,000."""
 BROKEN = (
     b"",
     b"{",
@@ -287,8 +289,8 @@ BROKEN = (
     b'{"z": "\n"}',
     b'{"z": NaN}',
     b'{"z": "\\ud800"}',
-    b'{"z": %b' % (b"[" * 5000),
-    b'{"z": %b%b}' % (b"[" * 5000, b"]" * 5000),
+    b'{"z": %b' % (b"[" * DEEP),
+    b'{"z": %b%b}' % (b"[" * DEEP, b"]" * DEEP),
     b"/*",
     b"*/ {}",
 )

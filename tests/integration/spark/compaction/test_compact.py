@@ -127,6 +127,23 @@ class TestContent:
         assert content(spark, archive) == before
         assert len(before[1]) == 6
 
+    @both_layouts
+    @pytest.mark.parametrize("row", [[0, 0], [None, 0], [None, None]])
+    def test_copies_of_a_message_with_and_without_the_number_of_its_only_row_become_one(
+        self, spark: SparkSession, archive: Archive, row: list[int | None]
+    ) -> None:
+        archive.write([1, 2], columns={"line": pa.array(["x", "y"])})
+        numbered = {layout.ROW: pa.array([*row, 0], pa.int32()), "line": pa.array(["x", "y", "z"])}
+        archive.write([1, 2, 3], columns=numbered)
+        at_once(spark, archive)
+        assert [name.rows for name in names(archive)] == [3]
+        read = read_archive(spark, archive.url, "ORDERS", dedupe="none")
+        assert sorted(tuple(each) for each in read.select(layout.SEQ, "line").collect()) == [
+            (1, "x"),
+            (2, "y"),
+            (3, "z"),
+        ]
+
     def test_the_quarantine_is_compacted_on_request_and_only_then(self, spark: SparkSession, archive: Archive) -> None:
         for quarantine in (False, True):
             for number in range(3):

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.archive import Dedupe, archive_view, read_archive
+from spark_jobs.archive import Dedupe, Engine, archive_view, read_archive
 from spark_jobs.reading import objects
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 
@@ -242,6 +242,22 @@ class TestDuplicates:
             [(1, 0, "z"), (1, 1, "y")],
         )
         assert frame.count() == 3
+
+    @both_layouts
+    @pytest.mark.parametrize("engine", ["spark", "arrow"])
+    @pytest.mark.parametrize("row", [[0, 0], [None, 0], [None, None]])
+    def test_copies_of_a_message_with_and_without_the_number_of_its_only_row_are_read_once(
+        self, spark: SparkSession, archive: Archive, row: list[int | None], engine: Engine
+    ) -> None:
+        archive.write([1, 2], line=["x", "y"])
+        archive.write([1, 2, 3], _nats_row=pa.array([*row, 0], pa.int32()), line=["x", "y", "z"])
+        for mode in ("auto", "full"):
+            frame = read_archive(spark, archive.url, "ORDERS", dedupe=mode, engine=engine)
+            assert sorted(tuple(r) for r in frame.select(layout.SEQ, "line").collect()) == [
+                (1, "x"),
+                (2, "y"),
+                (3, "z"),
+            ]
 
     @both_layouts
     def test_columns_chosen_need_not_include_what_deduplication_needs(

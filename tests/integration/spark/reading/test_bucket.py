@@ -146,6 +146,17 @@ class TestLifetimes:
         }
         assert values(read_bucket(spark, archive.url, "s", as_of=later, max_age="40m")).keys() == {"b"}
 
+    def test_ttls_are_ignored_where_the_bucket_has_never_allowed_any(
+        self, spark: SparkSession, archive: Archive
+    ) -> None:
+        store(archive, [("a", {}), ("a", expiring("5")), ("b", {}, 40)])
+        limits = {"max_msgs_per_subject": 2, "max_age": 60 * 10**9}
+        note(archive, "2026-05-01T00:00:00Z", allow_msg_ttl=False, **limits)
+        assert values(read_bucket(spark, archive.url, "s", as_of=second(50))) == {"a": "v2", "b": "v3"}
+        assert values(read_bucket(spark, archive.url, "s", as_of=second(62))) == {"b": "v3"}
+        note(archive, "2026-05-01T00:00:00Z", continues=True, allow_msg_ttl=False, **limits)
+        assert values(read_bucket(spark, archive.url, "s", as_of=second(50))) == {"a": "v1", "b": "v3"}
+
     def test_older_entries_return_as_in_the_bucket_when_a_newer_one_expires(
         self, spark: SparkSession, archive: Archive
     ) -> None:
@@ -214,8 +225,9 @@ class TestArchives:
         store(archive, [("a", {})], n=[1])
         failed = {"stage": ["decode"], "error": ["bad"], "raw_headers": pa.nulls(1, pa.binary())}
         store(archive, [("a", {})], quarantine=True, columns=failed)
-        for history in (False, True):
-            found = read_bucket(spark, archive.url, "s", columns=["key_name", "n"], history=history).collect()
+        ways: list[dict[str, Any]] = [{}, {"history": True}, {"max_msgs_per_subject": 3}]
+        for way in ways:
+            found = read_bucket(spark, archive.url, "s", columns=["key_name", "n"], **way).collect()
             assert [tuple(row) for row in found] == [("a", 1)]
 
     def test_copies_count_once_and_both_engines_agree(self, spark: SparkSession, archive: Archive) -> None:

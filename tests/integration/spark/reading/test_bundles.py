@@ -64,6 +64,9 @@ def test_a_bucket_whose_layout_was_changed_three_times_is_read_once(
     for keys in (["eu"], [None], ["a/b", None, "007", "nobody"], [str(n) for n in range(12)], []):
         part = read_archive(spark, str(tmp_path), "ORDERS", engine=engine, dedupe=dedupe, keys=keys)
         assert rows(part) == [(seq, key) for seq, key in EXPECTED if key in keys]
+    without_key = [(seq, key) for seq, key in EXPECTED if key is None]
+    empty = read_archive(spark, str(tmp_path), "ORDERS", engine=engine, dedupe=dedupe, keys=[""])
+    assert rows(empty) == without_key  # an empty key is no key, as where messages are captured
 
 
 @pytest.mark.parametrize("numbers", list(combinations((0, 4, 8, 16), 2)))

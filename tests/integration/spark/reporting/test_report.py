@@ -355,6 +355,13 @@ class TestCoverage:
         headings = [each.text for each in store.page(spark).section("coverage").all("h3")]
         assert headings == ["Stream created 2026-05-01 13:30:00", "Stream created 2026-04-01 08:00:00"]
 
+    def test_sequences_with_two_messages_are_called_lost_by_the_server(self, spark: SparkSession, store: Store) -> None:
+        store.put(range(1, 11))
+        store.put([9, 10, 11], times=[(HOUR + 60) * 1_000_000 + n for n in range(3)])
+        (life,) = store.facts(spark).lives
+        assert (life.forked, life.present, missing(life)) == (2, 11, [])
+        assert "Lost by the server: 2 messages." in store.page(spark).section("coverage").text
+
     def test_copies_in_one_life_hide_no_hole_of_another(self, spark: SparkSession, store: Store) -> None:
         again = "2026-05-01T12:05:00Z"
         store.put([1, 2, 3, 4])

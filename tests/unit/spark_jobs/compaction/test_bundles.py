@@ -22,6 +22,7 @@ from spark_jobs.compaction.merge import Rows
 from spark_jobs.compaction.plan import moves, units
 from spark_jobs.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.amount import sample_of
 from tests.support.archives import lay_out
 from tests.unit.spark_jobs.compaction.test_unit import (
     AFTER,
@@ -37,7 +38,7 @@ from tests.unit.spark_jobs.compaction.test_unit import (
     write,
 )
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=sample_of(40), deadline=None)
 Laid = tuple[str, set[Row], int]
 """Key, rows and number of bundles of an object; 0 for one under its key."""
 

@@ -19,6 +19,7 @@ from spark_jobs.restoring.checks import RestoreSurvey, holes
 from spark_jobs.restoring.part import Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore
 from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.amount import sample_of
 from tests.support.backups import Entry, entries, inflated
 
 CREATED, LATER = "2026-05-01T00:00:00.123456789Z", "2026-05-01T13:00:00Z"
@@ -56,7 +57,7 @@ def restored(archive: Archive, found: RestorePlan, prefix: str = "") -> list[Ent
     """The messages of all ranges, as they are sent."""
     reading = Reading(url=archive.url, options={}, prefix=prefix)
     made = [make_part(reading, spec) for spec in found.parts]
-    messages = [list(entries(inflated(data))) for _, data in made]
+    messages = [list(entries(inflated(b"".join(chunks)))) for _, chunks in made]
     assert [count for count, _ in made] == [len(each) for each in messages]
     surveys = [survey_part(reading, spec, None, by_subject=False) for spec in found.parts]
     assert [each.messages for each in surveys] == [count for count, _ in made]
@@ -74,7 +75,7 @@ blocks = some.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sample_of(60), deadline=None)
 @given(blocks, some.integers(1, 2000), some.integers(1, 60), some.integers(1, 60))
 def test_ranges_have_every_message_once_and_in_order_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, set[int], int]], size: int, one: int, other: int

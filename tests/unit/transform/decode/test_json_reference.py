@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, reject, settings
 
 from jetcapture_py.transform.decode import JsonDecoder
+from tests.support.amount import sample_of
 from tests.support.batches import Declared, batch_of, outcomes
 
 COLUMNS = {
@@ -109,7 +110,7 @@ def payloads(draw: st.DrawFn) -> bytes:
     return bytes(text)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sample_of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(payloads(), min_size=1, max_size=6))
 def test_each_message_of_a_batch_gives_what_the_standard_library_makes_of_it_alone(batch: list[bytes]) -> None:
     expected = [reference(payload) for payload in batch]

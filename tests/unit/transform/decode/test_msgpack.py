@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.msgpack import InferringMsgpackDecoder, MsgpackDecoder
 from jetcapture_py.transform.keys import make_key
+from tests.support.amount import sample_of
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 
@@ -128,7 +129,7 @@ def payloads_of(draw: st.DrawFn) -> bytes:
     return packed[: draw(st.integers(0, len(packed)))] if draw(st.booleans()) else packed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=sample_of(200), deadline=None)
 @given(st.lists(payloads_of(), min_size=1, max_size=5))
 def test_a_damaged_message_changes_no_other(payloads: list[bytes]) -> None:
     decoder = make_decoder(decode_settings(format="msgpack", columns={"a": Declared("int64"), "b": Declared("string")}))

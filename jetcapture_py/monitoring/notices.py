@@ -1,0 +1,190 @@
+"""Problems and warnings of a capture for people on call: one sentence each, and what to do.
+
+To add one, yield it in `notices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from jetcapture_py.config.block import MANY_KEYS
+from jetcapture_py.monitoring.health import Health
+from jetcapture_py.monitoring.history import EVERY
+from jetcapture_py.monitoring.words import age, span
+from jetcapture_py.text import plural, without_credentials
+
+if TYPE_CHECKING:
+    from jetcapture_py.capture.state import CaptureState
+    from jetcapture_py.monitoring.history import History
+
+LASTING = 60.0
+"""Seconds that a limit must have been reached before it is worth a warning."""
+_MANY_SEALS, _NEARLY_ALL = 20, 0.9
+
+Level = Literal["failing", "warning", "note"]
+LEVELS: Sequence[Level] = ("failing", "warning", "note")
+"""The worst first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """`text` says what is wrong, `action` what to do. `failing`: the capture is not ready; `since` is set for these."""
+
+    level: Level
+    text: str
+    action: str
+    check: str = ""
+    since: datetime | None = None
+
+
+def notices(state: CaptureState, history: History, found: Health) -> Iterator[Notice]:
+    """Yield all notices of a capture."""
+    yield from _failures(state, history, found)
+    if state.opened and not state.draining and state.ended is None:
+        yield from _warnings(state, history)
+    yield from _notes(state)
+
+
+def _failures(state: CaptureState, history: History, found: Health) -> Iterator[Notice]:
+    actions = _actions(state)
+    for line in found.trouble:
+        check, _, text = line.partition(": ")
+        expected = (check == "connected" and not state.opened) or (check == "consuming" and state.draining)
+        yield Notice(
+            level="note" if expected else "failing",
+            check=check,
+            text=f"{text[:1].upper()}{text[1:].rstrip('.')}.",
+            action=_expected(state) if expected else actions.get(check, ""),
+            since=None if expected else datetime.fromtimestamp(history.failing_since(line), UTC),
+        )
+
+
+def _expected(state: CaptureState) -> str:
+    if state.ended is not None:
+        return "Everything received is stored and acknowledged."
+    if not state.opened:
+        return "Connecting, looking up the consumer and checking that the store accepts objects; then pulling starts."
+    return f"Storing and acknowledging everything held, for at most {span(state.config.drain_timeout)}."
+
+
+def _actions(state: CaptureState) -> dict[str, str]:
+    source = state.config.source
+    servers = without_credentials(", ".join(state.config.nats.servers))
+    return {
+        "running": "Messages that were not stored are redelivered. Fix the cause, then send SIGHUP to restart it.",
+        "connected": f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached.",
+        "consuming": "It keeps trying, and nothing is lost. Check the stream's leader and the consumer: "
+        f"nats consumer info {source.stream} {source.consumer}.",
+        "decoding": "Nothing is stored until it returns. If it does not, only a restart helps; the messages are then "
+        "delivered again.",
+        "storing": "Messages are held and the store is retried; nothing is lost while the stream keeps them. Check "
+        f"that {without_credentials(state.config.store.url)} exists, accepts writes and can be reached.",
+    }
+
+
+def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
+    source, consumer = state.config.source, state.source.state
+    if consumer.paused:
+        yield Notice(
+            level="warning",
+            text="The consumer is paused, so nothing is delivered.",
+            action=f"Resume it: nats consumer resume {source.stream} {source.consumer}.",
+        )
+    if consumer.config.get("max_deliver", -1) > 0:
+        tries = plural(consumer.config["max_deliver"], "delivery", "deliveries")
+        yield Notice(
+            level="warning",
+            text=f"The consumer gives up on a message after {tries}, so the archive may miss messages, and there is no "
+            "watermark.",
+            action="Set the consumer's max_deliver to -1.",
+        )
+    if losses := state.stats.stream_losses.total():
+        yield Notice(
+            level="warning",
+            text=f"The stream lost messages or was created again, {plural(losses, 'time')} since the process started.",
+            action="What is archived stays. jetcapture verify names what the server has lost.",
+        )
+    yield from _behind(state, history)
+    if history.lasting(lambda sample: sample.unacked >= consumer.max_ack_pending, LASTING):
+        yield Notice(
+            level="warning",
+            text=f"Delivery waits: {consumer.max_ack_pending:,} messages, as many as max_ack_pending allows, are not "
+            "stored yet.",
+            action="Raise source.max_ack_pending, or shorten block.max_age.",
+        )
+    limit = state.config.limits.memory
+    if history.lasting(lambda sample: sample.memory >= 0.95 * limit, LASTING):
+        yield Notice(
+            level="warning",
+            text="limits.memory is used up, so pulling waits until objects are stored.",
+            action="Raise limits.memory or store.concurrency, or add replicas.",
+        )
+    recent = sum(sample.quarantined for sample in history.samples)
+    if recent:
+        yield Notice(
+            level="warning",
+            text=f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour.",
+            action="Nothing is lost. Fix the producer or the decoder by the reasons below, then publish them again: "
+            "jetcapture spark replay --quarantine.",
+        )
+
+
+def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
+    """Yield how far it is behind when it is by more than blocks explain, and how long it takes to catch up."""
+    consumer, max_age = state.source.state, state.config.block.max_age
+    lag = state.observer.lag(consumer).total_seconds()
+    if lag <= 2 * max_age + LASTING:
+        return
+    behind = f"The oldest message that is not stored is {age(lag)} old; blocks are stored after {age(max_age)}."
+    minute = list(history.samples)[-int(LASTING / EVERY) - 1 :]
+    fewer = minute[0].pending - consumer.pending if len(minute) > 1 else 0
+    if consumer.pending and fewer > 0:
+        left = consumer.pending * (minute[-1].time - minute[0].time) / fewer
+        messages = plural(consumer.pending, "message", grouped=True)
+        yield Notice(
+            level="note",
+            text=f"Catching up: {messages} to be delivered, about {age(left)} at the current rate.",
+            action=behind,
+        )
+    elif consumer.pending:
+        yield Notice(
+            level="warning",
+            text=behind,
+            action=f"{plural(consumer.pending, 'message waits', 'messages wait', grouped=True)} to be delivered: add "
+            "replicas, or raise source.max_ack_pending if that limit is reached.",
+        )
+    else:
+        yield Notice(
+            level="warning",
+            text=behind,
+            action="Everything is delivered, so it waits for a store or is held by another replica; look at their "
+            "pages.",
+        )
+
+
+def _notes(state: CaptureState) -> Iterator[Notice]:
+    stats = state.stats
+    seals = stats.sealed_by.total()
+    if seals >= _MANY_SEALS and stats.sealed_by["pressure"] > _NEARLY_ALL * seals:
+        yield Notice(
+            level="note",
+            text="Limits seal nearly all blocks before they are full or old, so objects are small.",
+            action="Raise source.max_ack_pending or limits, or let jetcapture spark compact merge the objects.",
+        )
+    if not state.config.block.bundles and state.blocks.open > MANY_KEYS:
+        yield Notice(
+            level="note",
+            text=f"{state.blocks.open:,} blocks are open, and each becomes an object.",
+            action="Set block.bundles, or use a coarser key.",
+        )
+    if failures := stats.on_stored_failures.total():
+        yield Notice(
+            level="note",
+            text=f"{plural(failures, 'stored object was', 'stored objects were', grouped=True)} not announced.",
+            action="The event on_stored.failed says why. The objects are in the archive.",
+        )
+    for warning in state.config.warnings():
+        yield Notice(level="note", text=f"{warning}.", action="")

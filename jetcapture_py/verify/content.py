@@ -1,0 +1,225 @@
+"""Compare the content of every message in the stream with the archive: timestamp, subject, headers, payload.
+
+The stream is read once, in order, a window of sequences at a time, and kept as hashes. Objects are then read for each
+window that they reach into. Memory is bounded by a window's hashes and a row group of each object being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import footer, layout
+from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.jetstream.ack_subject import positions
+from jetcapture_py.jetstream.publish.frames import header_blocks
+from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.transform.envelope import assemble
+from jetcapture_py.verify.copies import Seen
+from jetcapture_py.verify.examine import Incarnation
+from jetcapture_py.verify.fingerprints import hashes
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scan import ArchiveScan, Progress
+
+PARTS = ("subject", "headers", "payload")
+_COLUMNS = (
+    layout.SEQ,
+    layout.TIMESTAMP,
+    layout.NANOS,
+    layout.ROW,
+    layout.SUBJECT,
+    layout.HEADERS,
+    layout.PAYLOAD,
+    layout.RAW_HEADERS,
+)
+_NO_NANOS = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Differences:
+    """Result of a comparison: how many messages were `compared`, and the sequences of those that differ, by part.
+
+    `readable` are the sequences that the stream delivered. `untold` counts objects that could not be compared because
+    of their format, or because they were gone or unreadable. `no_payload` counts messages archived without payload.
+    `filtered`: only the consumer's subjects were read.
+    """
+
+    compared: int = 0
+    readable: Sequences = field(default_factory=Sequences)
+    differing: dict[str, Sequences] = field(
+        default_factory=lambda: {part: Sequences() for part in ("timestamp", *PARTS)}
+    )
+    untold: int = 0
+    no_payload: int = 0
+    filtered: bool = False
+
+    def every(self) -> Sequences:
+        """Return the sequences of all messages that differ."""
+        found = Sequences()
+        for each in self.differing.values():
+            found.update(each)
+        return found
+
+
+class _Window:
+    """The stream's messages from `first` to `last` as hashes, and which of them were found in the archive."""
+
+    def __init__(self, first: int, last: int) -> None:
+        count = last - first + 1
+        self.first, self.last = first, last
+        self.times = np.zeros(count, np.int64)  # nanoseconds, 0: the stream has no such message
+        self.parts = {part: np.zeros(count, np.uint64) for part in PARTS}
+        self.archived, self.matched = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+
+    def add(self, seqs: Any, times: Any, parts: dict[str, Any]) -> None:
+        """Add messages of the stream; ignore those outside the window."""
+        inside = (seqs >= self.first) & (seqs <= self.last)
+        places = seqs[inside] - self.first
+        self.times[places] = times[inside]
+        for part, values in parts.items():
+            self.parts[part][places] = values[inside]
+
+
+async def compare(
+    session: ReadSession,
+    stream: str,
+    filters: tuple[str, ...],
+    storage: ObjectStorage,
+    life: Incarnation,
+    found: ArchiveScan,
+    bounds: tuple[int, int],
+    progress: Progress | None,
+) -> Differences:
+    """Compare the stream's messages within `bounds`, two sequences, with the objects that were `found`.
+
+    Raises SourceError when the stream cannot be read.
+    """
+    result = Differences(filtered=bool(filters))
+    seen = sorted(found.seen, key=lambda each: each.name.first_seq)
+    result.untold = sum(not each.name.parquet for each in seen)
+    for start, end in found.sequences.windows():
+        first, last = max(start, bounds[0]), min(end, bounds[1])
+        if first > last:
+            continue
+        window = _Window(first, last)
+        wanted = StreamRange(stream=stream, first=first, end=last + 1, subjects=filters)
+        async with aclosing(RangeReader(session, wanted).messages()) as messages:
+            async for consumer, received in messages:
+                await asyncio.to_thread(_take, window, stream, consumer, received)
+        result.readable.add(np.flatnonzero(window.times) + first)
+        inside = [
+            each for each in seen if each.name.parquet and each.name.first_seq <= last and each.name.last_seq >= first
+        ]
+        for each in inside:
+            await asyncio.to_thread(_compare_object, storage, each, life, window, result)
+        other = np.flatnonzero(window.archived & ~window.matched) + first
+        if result.untold:  # the other message may be in an object that is gone, or in another format
+            other = other[~found.forked.contains(other)]
+        result.differing["timestamp"].add(other)
+        result.compared += int(window.archived.sum())
+        if progress is not None:
+            progress("content", last - bounds[0] + 1, bounds[1] - bounds[0] + 1)
+    return result
+
+
+def _take(window: _Window, stream: str, consumer: str, received: Received) -> None:
+    found = assemble(stream, consumer, received)
+    rows, (seqs, times) = found.batch.rows, positions(stream, consumer, received.replies)
+    raw = None
+    if found.raw_headers:
+        raw = pa.array([found.raw_headers.get(row) for row in range(len(rows))], pa.binary())
+    parts = _hashed(rows.column(layout.SUBJECT), rows.column(layout.HEADERS), rows.column(layout.PAYLOAD), raw)
+    window.add(seqs, times, parts)
+
+
+def _hashed(
+    subjects: pa.StringArray, headers: pa.MapArray, payloads: pa.BinaryArray, raw: pa.BinaryArray | None
+) -> dict[str, Any]:
+    """Return the hash of each part. `raw` are header blocks that are not valid, null for the others."""
+    blocks = header_blocks(headers, {}, len(subjects), stored=True)
+    found = np.zeros(len(subjects), np.uint64) if blocks is None else hashes(blocks)
+    if raw is not None and raw.null_count < len(raw):
+        found = np.where(raw.is_valid().to_numpy(zero_copy_only=False), hashes(raw), found)
+    distinct = subjects.dictionary_encode()
+    names = hashes(distinct.dictionary.cast(pa.binary()))[distinct.indices.to_numpy()]
+    return {"subject": names, "headers": found, "payload": hashes(payloads)}
+
+
+def _compare_object(
+    storage: ObjectStorage, each: Seen, life: Incarnation, window: _Window, result: Differences
+) -> None:
+    """Compare an object's messages that lie in the window."""
+    try:
+        for table, whole in _tables(storage, each, life, window):
+            _compare_rows(table, life, window, result, whole=whole)
+    except (VanishedError, StoreError, pa.ArrowException, OSError):
+        result.untold += 1
+
+
+def _tables(
+    storage: ObjectStorage, each: Seen, life: Incarnation, window: _Window
+) -> Iterator[tuple[pa.Table, bool | None]]:
+    """Yield the row groups that reach into the window, and whether all of the object is of the incarnation."""
+    with pq.ParquetFile(storage.open(each.file)) as file:
+        own = footer.entries(file.metadata.metadata)
+        whole = life.holds(own.get("stream_created", ""), None, None)
+        if whole is False:
+            return
+        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        for index in range(file.metadata.num_row_groups):
+            known = footer.group_bounds(file.metadata.row_group(index), layout.SEQ)
+            if known is None or (known[0] <= window.last and known[1] >= window.first):
+                yield file.read_row_group(index, columns=columns, use_threads=False), whole
+
+
+def _compare_rows(
+    table: pa.Table, life: Incarnation, window: _Window, result: Differences, *, whole: bool | None
+) -> None:
+    seqs = table[layout.SEQ].to_numpy()
+    micros = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+    mask = (seqs >= window.first) & (seqs <= window.last)
+    if not whole:
+        mask &= life.includes(seqs, micros)
+    if layout.ROW in table.schema.names:  # the first row has the payload
+        mask &= pc.fill_null(table[layout.ROW], 0).to_numpy() == 0
+    mask[mask] = window.times[seqs[mask] - window.first] != 0
+    table, seqs, micros = table.filter(pa.array(mask)), seqs[mask], micros[mask]
+    if not len(seqs):
+        return
+    places = seqs - window.first
+    window.archived[places] = True
+    theirs = window.times[places]
+    nanos = np.full(len(seqs), _NO_NANOS)
+    if layout.NANOS in table.schema.names:
+        nanos = pc.fill_null(table[layout.NANOS], _NO_NANOS).to_numpy()
+    same = (theirs // 1000 == micros) & ((nanos == theirs % 1000) | (nanos == _NO_NANOS))
+    window.matched[places[same]] = True
+    kept = layout.PAYLOAD in table.schema.names
+    result.no_payload += 0 if kept else len(seqs)
+    parts = _hashed(
+        _array(table, layout.SUBJECT),
+        _array(table, layout.HEADERS),
+        _array(table, layout.PAYLOAD) if kept else pa.nulls(len(seqs), pa.binary()),
+        _array(table, layout.RAW_HEADERS) if layout.RAW_HEADERS in table.schema.names else None,
+    )
+    for part in PARTS:
+        if part != "payload" or kept:
+            result.differing[part].add(np.unique(seqs[same & (parts[part] != window.parts[part][places])]))
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    column = table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

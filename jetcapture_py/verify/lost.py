@@ -1,0 +1,327 @@
+"""Find what the server has lost of what is archived, and tell it from what was removed on purpose.
+
+Messages leave a stream for good reasons as well: limits, purges, deletions, TTLs, rollups, acknowledgements. The server
+remembers a deleted sequence, but not why it was deleted, and lists what it lost among the deleted sequences. So a gap
+inside the stream counts as a loss only if the server itself reports damaged data; other gaps are named, and are no
+alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import format_time
+from jetcapture_py.errors import SourceError
+from jetcapture_py.jetstream.read_session import MissingStreamError, ReadSession
+from jetcapture_py.text import plural
+from jetcapture_py.verify.content import Differences
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scan import ArchiveScan
+from jetcapture_py.verify.scope import ServerState
+
+REWIND, FORK, LATE_HOLE, LOST_STREAM, CONTENT = "rewind", "fork", "late_hole", "lost_stream", "content"
+REMOVED = "removed"
+"""Gone from the stream, deleted by a client or lost: the server does not record which."""
+FAILING = frozenset({REWIND, LATE_HOLE, CONTENT})
+"""Losses that fail a proof. Forks and lost streams are history: nothing can undo them."""
+MOST_DELETED = 2_000_000
+"""Deleted sequences up to which the server is asked to list them, in one answer."""
+MOST_RANGES = 10_000
+_GIVE_BACK = (
+    "jetcapture spark restore recreates the stream with them, spark replay --missing publishes them again, with "
+    "new sequences; check the server's disk"
+)
+_REASONS = (
+    ("max_msgs_per_subject", "max_msgs_per_subject"),
+    ("allow_msg_ttl", "per-message TTLs"),
+    ("allow_rollup_hdrs", "rollups"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One kind of loss: `messages` in `ranges` of sequences (first and last), of which there are `range_count`.
+
+    `summary` says what happened, `action` what to do.
+    """
+
+    kind: str
+    messages: int
+    ranges: tuple[tuple[int, int], ...]
+    range_count: int
+    summary: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamContents:
+    """Which sequences a stream has: `first` to `last` without the `deleted` ones, a sorted int64 array.
+
+    `deleted` is None if there are too many to list. `lost` are sequences that the server reports as lost since its last
+    start, and `lost_bytes` the size of the damaged data, of which the server may not know the sequences.
+    """
+
+    created: str
+    first: int
+    last: int
+    deleted: Any
+    lost: Any
+    lost_bytes: int
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], *, listed: bool = True) -> StreamContents:
+        """Read the server's answer to STREAM.INFO; `listed`: it was asked for the deleted sequences."""
+        state = answer["state"]
+        lost = state.get("lost") or {}
+        deleted = np.unique(np.array(state.get("deleted") or [], np.int64)) if listed else None
+        return cls(
+            created=str(answer["created"]),
+            first=max(1, int(state["first_seq"])),
+            last=int(state["last_seq"]),
+            deleted=deleted,
+            lost=np.unique(np.array(lost.get("msgs") or [], np.int64)),
+            lost_bytes=int(lost.get("bytes") or 0),
+            config=answer["config"],
+        )
+
+
+async def contents(session: ReadSession, stream: str) -> StreamContents:
+    """Ask the server which sequences the stream has. Raises SourceError."""
+    subject = f"STREAM.INFO.{stream}"
+    answer = await session.request(subject)
+    if answer["state"].get("num_deleted", 0) > MOST_DELETED:
+        return StreamContents.of(answer, listed=False)
+    return StreamContents.of(await session.request(subject, {"deleted_details": True}))
+
+
+def rewound(archived: Sequences, stream: StreamContents) -> tuple[int, int] | None:
+    """Return the first and last archived sequence beyond the stream's end; None if it ends at or after the archive.
+
+    `archived` are sequences of the stream's current incarnation, collected before `stream` was asked.
+    """
+    last = archived.last
+    if last is None or last <= stream.last:
+        return None
+    return int(archived.within(stream.last + 1, last)[0]), last
+
+
+async def find_losses(
+    session: ReadSession | None,
+    stream: str,
+    known: ServerState | None,
+    found: ArchiveScan,
+    mark: Watermark | None,
+    notes: list[str],
+    differences: Differences | None = None,
+) -> tuple[Loss, ...]:
+    """Compare the archive with what the stream has now; add to `notes` what could not be compared.
+
+    `known` is the server's state before the archive was scanned. `differences` are those of the content, if compared.
+    """
+    forks = (_fork(found.forked),) if len(found.forked) else ()
+    if session is None:
+        return forks
+    if found.by_name:  # they may be of an earlier incarnation, whose sequences were higher
+        notes.append("what the server has lost: of some objects, only the names could be checked")
+        return forks
+    try:
+        now = await contents(session, stream)
+    except MissingStreamError:
+        return (*forks, lost_stream(len(found.sequences), "")) if len(found.sequences) else forks
+    except SourceError as error:
+        notes.append(f"what the server has lost: {error}")
+        return forks
+    if now.deleted is None:
+        notes.append(f"messages that are gone from inside the stream: more than {MOST_DELETED:,} are deleted")
+    if known is not None and known.state.created == now.created:
+        lost = tuple(losses(found.sequences, now, forked=found.forked, older=found.older))
+        return lost if differences is None else (*lost, *_content(found.sequences, now, known.state.last, differences))
+    if mark is not None and mark.created not in ("", now.created) and len(found.sequences):
+        return (*forks, lost_stream(len(found.sequences), now.created))
+    return forks
+
+
+def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, older: int) -> Iterator[Loss]:
+    """Yield what `stream` has lost of what is `archived`, of which sequences `forked` have two timestamps.
+
+    `older` counts archived messages of earlier incarnations.
+    """
+    gone = rewound(archived, stream)
+    if gone is not None:
+        yield _rewind(archived, stream, *gone)
+    if len(forked):
+        yield _fork(forked)
+    yield from _inside(archived, stream)
+    if older:
+        yield lost_stream(older, stream.created)
+
+
+def lost_stream(messages: int, created: str) -> Loss:
+    """The archive has `messages` of streams of this name that the server no longer has. `created`: "" without one."""
+    now = (
+        f"the stream was created again at {format_time(datetime.fromisoformat(created))}"
+        if created
+        else "the stream does not exist"
+    )
+    return Loss(
+        kind=LOST_STREAM,
+        messages=messages,
+        ranges=(),
+        range_count=0,
+        summary=f"{now}; the archive has {_count(messages)} of an earlier stream of its name",
+        action="if nobody deleted it on purpose: jetcapture spark restore recreates it from the archive, "
+        "with --as under another name",
+    )
+
+
+def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) -> Loss:
+    messages = archived.count(first, last)
+    memory = " (its storage is memory)" if stream.config.get("storage") == "memory" else ""
+    return Loss(
+        kind=REWIND,
+        messages=messages,
+        **_ranges(archived.within(first, last)),
+        summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(messages)} after that, up to "
+        f"{last}: the server lost them, and gives their sequences to new messages",
+        action="jetcapture spark replay --missing publishes them again, with new sequences; spark restore recreates "
+        "the stream exactly",
+    )
+
+
+def _fork(forked: Sequences) -> Loss:
+    seqs = forked.within(forked.first or 0, forked.last or 0)
+    return Loss(
+        kind=FORK,
+        messages=len(seqs),
+        **_ranges(seqs),
+        summary=f"{plural(len(seqs), 'sequence', grouped=True)} of one stream had two different messages each: after a "
+        "rewind, the server gave them to new messages; the archive has both, by timestamp",
+        action="jetcapture spark replay --missing publishes the earlier ones again, with new sequences",
+    )
+
+
+def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Loss]:
+    """Yield what is gone at or before the stream's last message."""
+    lost = stream.lost[archived.contains(stream.lost) & (stream.lost <= stream.last)]
+    gone, expected = np.zeros(0, np.int64), _expected(stream.config)
+    if stream.deleted is not None:
+        lost = lost[(lost < stream.first) | np.isin(lost, stream.deleted)]
+        gone = stream.deleted[archived.contains(stream.deleted) & ~np.isin(stream.deleted, lost)]
+    front, end = 0, 0 if _trims(stream.config) else min(stream.first - 1, stream.last)
+    if len(lost) and lost[0] <= end:
+        before = archived.within(1, end)
+        gone = np.concatenate([before[~np.isin(before, lost)], gone])
+    else:
+        front = archived.count(1, end)
+    rest = _ranges(gone, (archived.first or 1, end) if front else None)
+    count = len(gone) + front
+    if len(lost):
+        yield _late_hole(len(lost), _ranges(lost), stream, listed=True)
+    elif stream.lost_bytes and count and not expected:
+        yield _late_hole(count, rest, stream, listed=False)
+        return
+    if count and (stream.lost_bytes or not expected):
+        yield _removed(count, rest, stream)
+
+
+def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *, listed: bool) -> Loss:
+    size = f"{plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
+    cause = f"the server reports them as lost ({size})"
+    if not listed:
+        cause = f"the server reports {size} without sequences, and no limit explains them; deletions by clients may"
+    return Loss(
+        kind=LATE_HOLE,
+        messages=messages,
+        **ranges,
+        summary=f"{_count(messages)} {_are(messages)} archived and gone from the stream: {cause}",
+        action=_GIVE_BACK,
+    )
+
+
+def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> Loss:
+    config, expected = stream.config, _expected(stream.config)
+    possible = [*expected]
+    if not config.get("deny_delete"):
+        possible.append("deletions")
+    if not config.get("deny_purge"):
+        possible.append("purges")
+    why = f"{' or '.join(possible)} explain that" if possible else "no setting that the stream has now explains that"
+    doubt = "" if expected else "; the server does not record whether they were deleted or lost"
+    if stream.lost_bytes:
+        doubt += f"; it also reports {plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
+    return Loss(
+        kind=REMOVED,
+        messages=messages,
+        **ranges,
+        summary=f"{_count(messages)} {_are(messages)} archived and gone from the stream; {why}{doubt}",
+        action="none if they were meant to go; the archive keeps them",
+    )
+
+
+def _content(archived: Sequences, stream: StreamContents, last: int, found: Differences) -> Iterator[Loss]:
+    """Yield messages that differ, and those up to `last` that the stream counts and does not deliver."""
+    parts = [f"{part} {len(seqs):,}" for part, seqs in found.differing.items() if len(seqs)]
+    if parts:
+        every = found.every()
+        seqs = every.within(every.first or 0, every.last or 0)
+        yield Loss(
+            kind=CONTENT,
+            messages=len(seqs),
+            **_ranges(seqs),
+            summary=f"{_count(len(seqs))} {_are(len(seqs))} not as archived: differing {', '.join(parts)}",
+            action="if verify --deep finds the archive undamaged, the server changed them: jetcapture spark restore "
+            "recreates the stream from the archive",
+        )
+    if stream.deleted is None:
+        return
+    unread = [np.zeros(0, np.int64)]
+    for start, end in archived.windows():
+        seqs = archived.within(max(start, stream.first), min(end, stream.last, last))
+        unread.append(seqs[~found.readable.contains(seqs) & ~np.isin(seqs, stream.deleted)])
+    if len(seqs := np.concatenate(unread)):
+        other = ", or it gave their sequences to messages of other subjects after a rewind" if found.filtered else ""
+        yield Loss(
+            kind=LATE_HOLE,
+            messages=len(seqs),
+            **_ranges(seqs),
+            summary=f"{_count(len(seqs))} {_are(len(seqs))} archived and counted by the stream, but not delivered: the "
+            f"server's data is damaged{other}",
+            action=_GIVE_BACK,
+        )
+
+
+def _expected(config: Mapping[str, Any]) -> list[str]:
+    """Return the settings by which the server itself removes messages from inside the stream."""
+    found = [name for setting, name in _REASONS if config.get(setting, -1) not in (-1, 0, False)]
+    if config.get("retention", "limits") != "limits":
+        found.append("acknowledgements")
+    return found
+
+
+def _trims(config: Mapping[str, Any]) -> bool:
+    """Whether limits remove a stream's oldest messages."""
+    return bool(_expected(config)) or any(config.get(name, -1) > 0 for name in ("max_age", "max_msgs", "max_bytes"))
+
+
+def _ranges(seqs: Any, front: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return sorted sequences as ranges, the first of them listed; `front` is a range before them."""
+    breaks = np.flatnonzero(np.diff(seqs) > 1)
+    starts, ends = seqs[np.concatenate([[0], breaks + 1])[: len(seqs)]], seqs[[*breaks, len(seqs) - 1][: len(seqs)]]
+    pairs = list(zip(starts[:MOST_RANGES].tolist(), ends[:MOST_RANGES].tolist(), strict=True))
+    head = [] if front is None else [front]
+    return {"ranges": tuple([*head, *pairs][:MOST_RANGES]), "range_count": len(starts) + len(head)}
+
+
+def _count(messages: int) -> str:
+    return plural(messages, "message", grouped=True)
+
+
+def _are(messages: int) -> str:
+    return "is" if messages == 1 else "are"

@@ -1,0 +1,271 @@
+"""Find what a stream has lost of what its archive has: after a rewind, a fork, or damage that the server reports.
+
+Messages that limits, purges or clients have removed are not lost. A message of the stream's incarnation counts as lost
+if the stream does not have it, and
+
+- its sequence is beyond the stream's last one: the server rewound the stream;
+- or a later message got its sequence or a lower one: after a rewind, the stream took new messages;
+- or the server itself reports its sequence as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from jetcapture_py.archive import layout
+from jetcapture_py.config.model import NatsConfig
+from jetcapture_py.config.units import microseconds_of, moment_of
+from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.jetstream.ack_subject import positions
+from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+from jetcapture_py.jetstream.read_session import MissingStreamError, ReadSession, StreamState
+from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
+from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.text import plural
+from jetcapture_py.verify.incarnation import Incarnation
+from jetcapture_py.verify.lost import StreamContents, contents
+from jetcapture_py.verify.scan import survey
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
+from spark_jobs.replaying.target import replayed_identities
+from spark_jobs.replaying.task import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIMESTAMP
+
+REPLAY_ID = "missing"
+"""The same for every run, so that another run finds what earlier ones have published."""
+
+_OURS = f"\r\n{REPLAY}: {REPLAY_ID}\r\n".encode()
+_ROLLUP = "Nats-Rollup"
+"""Header of a message that removes all earlier ones of its subject, or of the stream."""
+ROLLUP = "rollup"
+_TIMEOUT = 60.0
+_CONNECT_TIMEOUT = 20.0
+_MOST_SHOWN = 5
+_MOST_SEQ = 1 << 62
+_EVERYTHING = (layout.STREAM, layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS, layout.PAYLOAD)
+_OPTIONAL = {layout.ROW: "int", layout.RAW_HEADERS: "binary"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTail:
+    """A stream from sequence `first` on, below which nothing is lost, to its end `last`.
+
+    It has messages with `seqs` and `times`, in microseconds, and has got `replayed` messages back before. `newest` is
+    the latest timestamp, for the latter their earlier one. `lost` are sequences that the server reports as lost.
+    """
+
+    stream: str
+    life: Incarnation
+    first: int
+    last: int
+    seqs: Any
+    times: Any
+    replayed: pa.Table
+    newest: int
+    lost: Any
+    keeps_latest: bool
+
+
+def read_tail(
+    login: NatsConfig, stream: str, url: str, options: Mapping[str, Any], first: int | None = None
+) -> StreamTail:
+    """Compare a stream with the archive's names and footers, and read the part of it that may have lost messages.
+
+    With `first`, everything from that sequence on is read. Raises JetcaptureError, also if the stream is none that can
+    be given something back.
+    """
+    return asyncio.run(_read_tail(login, stream, ObjectStorage(url, options), first))
+
+
+async def _read_tail(login: NatsConfig, stream: str, storage: ObjectStorage, first: int | None) -> StreamTail:
+    async with ReadSession(login, "jetcapture replay", timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
+        try:
+            state, now = await session.state(stream), await contents(session, stream)
+        except MissingStreamError as error:
+            raise SourceError(f"stream {stream} does not exist: jetcapture spark restore creates it") from error
+        if state.mirror or state.retention in GONE_ONCE_ACKED:
+            kind = "is a mirror" if state.mirror else f"has retention {state.retention}"
+            raise SourceError(f"stream {stream} {kind}: replay --missing cannot tell what it should have")
+        restored, oldest = await restored_to(session, stream, state), microseconds_of(state.first_time)
+        life = Incarnation.of(state.created, mirror=False, restored=restored, oldest=oldest)
+        suspected = await _first(session, stream, storage, life, now)
+        return await _tail(session, stream, life, first or suspected, state, now)
+
+
+async def _first(
+    session: ReadSession, stream: str, storage: ObjectStorage, life: Incarnation, now: StreamContents
+) -> int:
+    """Return the first sequence that may be lost."""
+    found = await asyncio.to_thread(survey, storage, stream, life, _MOST_SEQ, deep=False, progress=_ignore)
+    if found.sequences.last is None:
+        raise JetcaptureError(
+            f"the archive has no message of the stream {stream} that was created {life.created}: jetcapture spark "
+            "restore --as NAME creates an earlier one under another name"
+        )
+    places = [now.last + 1, *now.lost[:1].tolist()]
+    if found.forked.first is not None:
+        places.append(found.forked.first)
+    # messages that are not captured yet may have sequences of archived ones
+    places.append(await session.first_at(stream, moment_of(found.newest) + timedelta(microseconds=1)))
+    return int(min(places))
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+async def _tail(
+    session: ReadSession, stream: str, life: Incarnation, first: int, state: StreamState, now: StreamContents
+) -> StreamTail:
+    seqs, times, replayed, newest = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [], 0
+    last = (await session.state(stream)).last
+    wanted = StreamRange(stream=stream, first=first, end=last + 1, headers_only=True)
+    if wanted.first < wanted.end:
+        async with aclosing(RangeReader(session, wanted).messages()) as messages:
+            async for consumer, received in messages:
+                replies, headers = received.columns(REPLY, HEADERS)
+                found = positions(stream, consumer, replies)
+                seqs.append(found[0])
+                times.append(found[1] // 1000)
+                replayed.append(replayed_identities(headers, REPLAY_ID))
+                own = pc.fill_null(pc.match_substring(headers, _OURS), False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+                newest = int(times[-1][~own].max(initial=newest))
+    copies = pa.concat_tables([replayed_identities(pa.array([], pa.binary()), REPLAY_ID), *replayed])
+    return StreamTail(
+        stream=stream,
+        life=life,
+        first=first,
+        last=last,
+        seqs=np.concatenate(seqs),
+        times=np.concatenate(times),
+        replayed=copies,
+        newest=max(newest, pc.max(copies[TIMESTAMP]).as_py() or 0),
+        lost=now.lost,
+        keeps_latest=state.keeps_latest,
+    )
+
+
+def whole_messages(frames: Iterable[DataFrame], tail: StreamTail) -> DataFrame:
+    """Return the messages of archive and quarantine from the tail's first sequence on, with everything to publish."""
+    parts = []
+    for frame in frames:
+        if layout.PAYLOAD not in frame.columns:
+            raise JetcaptureError("the archive has no payloads (decode.keep_payload: false)")
+        optional = (
+            (sf.col(name) if name in frame.columns else sf.lit(None).cast(kind)).alias(name)
+            for name, kind in _OPTIONAL.items()
+        )
+        parts.append(frame.where(sf.col(layout.SEQ) >= tail.first).select(*_EVERYTHING, *optional))
+    first, *others = parts
+    for part in others:
+        first = first.unionByName(part)
+    return first
+
+
+def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> pa.Table:
+    """Return which of the `messages` up to `to_seq` the stream has lost: sequence, timestamp in microseconds, and
+    whether it is a rollup."""
+    ours = _header(REPLAY) == REPLAY_ID
+    raw = sf.contains(sf.col(layout.RAW_HEADERS), sf.lit(_ROLLUP.encode()))
+    found = messages.select(
+        sf.col(layout.SEQ).alias(SEQ),
+        sf.unix_micros(layout.TIMESTAMP).alias(TIMESTAMP),
+        sf.when(ours, _header(FROM_SEQ).try_cast("long")).alias("from_seq"),
+        sf.when(ours, sf.unix_micros(sf.try_to_timestamp(_header(FROM_TIME)))).alias("from_time"),
+        (_header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
+    ).toArrow()
+    seqs, times = found[SEQ].to_numpy(), found[TIMESTAMP].to_numpy()
+    own = tail.life.includes(seqs, times)
+    archived = np.unique(np.stack([seqs[own], times[own]], axis=1), axis=0)
+    copies = found.select(["from_seq", "from_time"]).drop_null()  # given back, and archived once more
+    done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIMESTAMP]).drop_null()), _pairs(copies)])
+    lost = lost_messages(archived, np.stack([tail.seqs, tail.times], axis=1), tail.last, tail.lost)
+    lost = lost[~_among(lost, done) & (lost[:, 0] <= (_MOST_SEQ if to_seq is None else to_seq))]
+    rollups = _pairs(found.filter(found[ROLLUP]).select([SEQ, TIMESTAMP]))
+    return pa.table({SEQ: lost[:, 0], TIMESTAMP: lost[:, 1], ROLLUP: _among(lost, rollups)})
+
+
+def lost_messages(archived: Any, stream: Any, last: int, reported: Any) -> Any:
+    """Return those of the `archived` messages that a stream has lost whose last sequence is `last`.
+
+    `archived` and `stream` have a row of sequence and timestamp for each message; `archived` is sorted, without copies,
+    and of one incarnation. `reported` are sequences that the server reports as lost.
+    """
+    both = np.unique(np.concatenate([archived, stream]), axis=0)
+    again = np.flatnonzero(np.diff(both[:, 0]) == 0) + 1  # a second message with the same sequence, and later
+    latest = np.maximum.accumulate(both[again, 1])
+    place = np.searchsorted(both[again, 0], archived[:, 0], "right")
+    overtaken = np.concatenate([[-1 << 62], latest])[place] > archived[:, 1]
+    gone = (archived[:, 0] > last) | overtaken | np.isin(archived[:, 0], reported)
+    return archived[gone & ~_among(archived, stream)]
+
+
+def _among(messages: Any, others: Any) -> Any:
+    """Return a mask of the rows of `messages` that are in `others`; neither has a row twice."""
+    _, places, counts = np.unique(
+        np.concatenate([messages, np.unique(others, axis=0)]), axis=0, return_inverse=True, return_counts=True
+    )
+    return counts[places.reshape(-1)[: len(messages)]] > 1
+
+
+def _pairs(table: pa.Table) -> Any:
+    return np.stack([column.cast(pa.int64()).to_numpy() for column in table.columns], axis=1)
+
+
+def _header(name: str) -> Column:
+    return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
+
+
+def check_overwritten(tail: StreamTail, missing: pa.Table) -> None:
+    """Raise JetcaptureError if what is published now would replace newer messages."""
+    oldest = missing[TIMESTAMP].to_numpy().min(initial=_MOST_SEQ)
+    lost, rollups = missing.num_rows, pc.sum(missing[ROLLUP]).as_py() or 0
+    if tail.newest <= oldest or not (tail.keeps_latest or rollups):
+        return
+    why = "limits the messages of a subject" if tail.keeps_latest else "has lost rollups"
+    raise JetcaptureError(
+        f"stream {tail.stream} {why} and has taken new messages since it lost "
+        f"{plural(lost, 'message', grouped=True)}: older ones would replace them; jetcapture spark restore --as NAME "
+        "brings them back under another name"
+    )
+
+
+def select_missing(messages: DataFrame, missing: pa.Table) -> DataFrame:
+    """Return the rows of the missing messages."""
+    known = messages.sparkSession.createDataFrame(
+        missing.select([SEQ, TIMESTAMP]).rename_columns([layout.SEQ, "_time"])
+    )
+    timed = messages.withColumn("_time", sf.unix_micros(layout.TIMESTAMP))
+    return timed.join(sf.broadcast(known), [layout.SEQ, "_time"], "left_semi").drop("_time")
+
+
+def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
+    """Describe what is missing, in one line."""
+    if not missing.num_rows:
+        return f"stream {tail.stream} has lost no archived messages, or has them back"
+    seqs = np.unique(missing[SEQ].to_numpy())
+    parts = np.split(seqs, np.flatnonzero(np.diff(seqs) > 1) + 1)
+    shown = ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:_MOST_SHOWN])
+    more = ", …" if len(parts) > _MOST_SHOWN else ""
+    lost = plural(missing.num_rows, "message", grouped=True)
+    return f"stream {tail.stream} ends at {tail.last} and has lost {lost} with sequences {shown}{more}"
+
+
+def describe_published(tail: StreamTail, missing: pa.Table, last: int) -> str:
+    """Describe in one line how the messages differ now, of which the last one has sequence `last`."""
+    seqs = missing[SEQ].to_numpy()
+    if last == tail.last + len(seqs) and (np.sort(seqs) == np.arange(tail.last + 1, last + 1)).all():
+        return "they have the sequences that they had, and new timestamps"
+    return (
+        f"they have new sequences, after {tail.last}, and new timestamps; the headers {FROM_SEQ} and {FROM_TIME} have "
+        "the earlier ones"
+    )

@@ -1,0 +1,258 @@
+"""SIGHUP reads the configuration files again: what has changed is drained and restarted, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.acceptance.test_run import awaited, on_a_terminal, three
+from tests.acceptance.test_several import MESSAGES, STREAMS, all_held, counts, files, filled, held, sequences
+from tests.integration.monitoring.test_http import get
+from tests.support.nats_server import NatsServer
+from tests.support.running import Command, objects, publish, rows, settings
+from tests.support.several import fill, of_stream, process, write
+
+Start = Callable[..., NatsServer]
+
+
+def hang_up(running: Command, then: str = "config.reloaded") -> dict[str, Any]:
+    """Send SIGHUP, and return the event that follows."""
+    before = len(list(running.events(then)))
+    running.process.send_signal(signal.SIGHUP)
+    awaited(lambda: len(list(running.events(then))) > before, f"{then} is logged")
+    return list(running.events(then))[-1]
+
+
+def outcome(event: dict[str, Any]) -> tuple[list[str], list[str], list[str], int]:
+    return event["started"], event["restarted"], event["stopped"], event["unchanged"]
+
+
+def test_changed_files_are_restarted_new_ones_started_removed_ones_drained_and_others_left_alone(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = filled(nats_server, (*STREAMS, "FOURTH"))
+    directory = files(tmp_path, server.url)
+    with process(directory) as running:
+        running.start()
+        awaited(all_held(server.url), "all are delivered")
+        write(directory, "second", of_stream(server.url, "SECOND", tmp_path / "archive", key="changed"))
+        (directory / "third.yaml").unlink()
+        write(directory, "fourth", of_stream(server.url, "FOURTH", tmp_path / "archive"))
+        assert outcome(hang_up(running)) == (["fourth"], ["second"], ["third"], 1)
+        assert {name.stream for name in objects(tmp_path / "archive")} == {"SECOND", "THIRD"}, "these are drained"
+        assert held(server.url, "FIRST") == MESSAGES
+        awaited(lambda: held(server.url, "FOURTH") == MESSAGES, "the new one runs")
+        assert outcome(hang_up(running)) == ([], [], [], 3)
+        asyncio.run(fill(server.url, ("SECOND",), 10))
+        awaited(lambda: held(server.url, "SECOND") == 10, "the changed one runs")
+        running.drain()
+    assert [each["capture"] for each in running.events("capture.draining") if "capture" in each] == ["second", "third"]
+    changed = [row["key"] for row in rows(tmp_path / "archive") if row["_nats_stream"] == "SECOND"]
+    assert changed == ["second.new"] * MESSAGES + ["changed"] * 10
+
+
+def test_a_broken_file_is_reported_in_one_line_and_what_runs_goes_on(nats_server: Start, tmp_path: Path) -> None:
+    server = filled(nats_server)
+    directory = files(tmp_path, server.url)
+    with process(directory) as running:
+        running.start()
+        awaited(all_held(server.url), "all are delivered")
+        path = write(directory, "second", of_stream(server.url, "SECOND", tmp_path / "archive", block={"max_aeg": 1}))
+        assert outcome(hang_up(running)) == ([], [], [], 3)
+        (refused,) = running.events("config.refused")
+        assert refused["error"] == f"{path}: block.max_aeg: unknown setting; did you mean max_age?"
+        write(directory, "copy", of_stream(server.url, "FIRST", tmp_path / "archive"))
+        write(directory, "second", of_stream(server.url, "SECOND", "az://container/a"))
+        hang_up(running)
+        asyncio.run(fill(server.url, ("SECOND",), 10))
+        awaited(lambda: held(server.url, "SECOND") == MESSAGES + 10, "it goes on")
+        running.drain()
+    copy, unusable = [event["error"] for event in running.events("config.refused")][1:]
+    taken = f"stream FIRST, consumer archive and store.url are those of {directory}/first.yaml"
+    assert copy == f"{directory}/copy.yaml: {taken}"
+    assert unusable.startswith(f"{path}: store.options: az:// does not accept them; ValueError: unable to connect")
+    assert len(list(running.events("capture.stopped"))) == 3, "nothing was stopped in between"
+
+
+def test_one_file_is_read_again_and_its_capture_restarted_if_it_has_changed(nats_server: Start, tmp_path: Path) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    sections = {"http": {"listen": "127.0.0.1:0"}}
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", **sections)) as running:
+        running.start()
+        awaited(lambda: held(server.url, "ORDERS") == 1000, "all are delivered")
+        assert outcome(hang_up(running)) == ([], [], [], 1)
+        assert objects(tmp_path / "archive") == []
+        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", key="changed", **sections))
+        assert outcome(hang_up(running)) == ([], ["replica"], [], 0)
+        asyncio.run(publish(server.url, three(10)))
+        awaited(lambda: held(server.url, "ORDERS") == 10, "it goes on")
+        port = next(running.events("http.listening"))["port"]
+        families = {each.name: each for each in text_string_to_metric_families(get(port, "/metrics")[1])}
+        assert families["jetcapture_messages_fetched"].samples[0].value == 10, "the page is that of the new capture"
+        moved = {"http": {"listen": "127.0.0.1:1"}}
+        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", **moved))
+        refused = hang_up(running, "config.refused")["error"]
+        assert "http.listen: expected 127.0.0.1:0, as when the process started, got 127.0.0.1:1" in refused
+        running.drain()
+    assert [row["key"] for row in rows(tmp_path / "archive")][-10:] == ["changed"] * 10
+    assert not any("capture" in each for each in running.events("capture.started"))
+
+
+def test_a_capture_that_cannot_store_is_replaced_by_one_that_can_and_loses_nothing(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = filled(nats_server)
+    directory = files(tmp_path, server.url, block={"max_age": "0.2s"}, drain_timeout="2s")
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "SECOND").write_text("in the way")
+    write(
+        directory,
+        "second",
+        of_stream(server.url, "SECOND", tmp_path / "blocked", block={"max_age": "0.2s"}, drain_timeout="2s"),
+    )
+    with process(directory) as running:
+        running.start()
+        awaited(lambda: list(running.events("store.failed")), "it cannot store")
+        write(directory, "second", of_stream(server.url, "SECOND", tmp_path / "archive", block={"max_age": "0.2s"}))
+        assert outcome(hang_up(running)) == ([], ["second"], [], 2)
+        awaited(lambda: all(held(server.url, stream) == 0 for stream in STREAMS), "all are stored")
+        running.drain()
+    assert counts(tmp_path / "archive") == dict.fromkeys(STREAMS, MESSAGES)
+
+
+@pytest.mark.parametrize("times", [5])
+def test_files_that_change_under_load_lose_nothing(nats_server: Start, tmp_path: Path, times: int) -> None:
+    redelivered, _ = change_under_load(nats_server().url, tmp_path, times)
+    assert redelivered == 0
+
+
+def change_under_load(url: str, tmp_path: Path, times: int) -> tuple[int, int]:
+    """Change one of three files `times` times while messages arrive; return how many were redelivered, and how many
+    there were."""
+    asyncio.run(fill(url, STREAMS, MESSAGES))
+    directory, ended = files(tmp_path, url, block={"max_age": "1s"}), threading.Event()
+    published = MESSAGES
+
+    def load() -> None:
+        nonlocal published
+        while not ended.is_set():
+            asyncio.run(fill(url, STREAMS, 1000, published))
+            published += 1000
+
+    loading = threading.Thread(target=load)
+    with process(directory) as running:
+        running.start()
+        awaited(lambda: list(running.events("blocks.stored")), "it runs")
+        loading.start()
+        try:
+            for number in range(times):
+                stream = STREAMS[number % len(STREAMS)]
+                block = {"max_age": f"{2 + number}s"}
+                write(directory, stream.lower(), of_stream(url, stream, tmp_path / "archive", block=block))
+                assert outcome(hang_up(running)) == ([], [stream.lower()], [], 2)
+        finally:
+            ended.set()
+            loading.join()
+        awaited(lambda: all(held(url, stream) >= 0 for stream in STREAMS), "all run")
+        running.drain()
+        assert running.start("--until-caught-up").wait() == 0
+    assert sequences(tmp_path / "archive") == {stream: list(range(1, published + 1)) for stream in STREAMS}
+    assert sum(name.rows for name in objects(tmp_path / "archive")) == published * len(STREAMS), "none is stored twice"
+    return sum(each["redelivered"] for each in running.events("capture.stopped")), published * len(STREAMS)
+
+
+def test_a_terminal_that_stays_open_does_not_keep_a_process_from_reading_its_file_again(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, three()))
+    running = Command(tmp_path, settings(server.url, tmp_path / "archive"))
+    process, terminal = on_a_terminal(running.path, log=tmp_path / "replica.log")
+    try:
+        awaited(lambda: held(server.url, "ORDERS") == 1000, "all are delivered")
+        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", key="changed"))
+        process.send_signal(signal.SIGHUP)
+        awaited(lambda: list(running.events("config.reloaded")), "it is read again")
+        asyncio.run(publish(server.url, three(10)))
+        awaited(lambda: held(server.url, "ORDERS") == 10, "it goes on")
+        os.close(terminal)
+        assert process.wait(300) == 0, running.log
+    finally:
+        process.kill()
+        process.wait()
+    assert len(rows(tmp_path / "archive")) == 1010
+
+
+def test_a_name_that_is_taken_or_a_directory_that_is_gone_harms_nothing_that_runs(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = filled(nats_server, STREAMS[:2])
+    directory = files(tmp_path, server.url, STREAMS[:1])
+    more = write(tmp_path / "more", "second", of_stream(server.url, "SECOND", tmp_path / "archive")).parent
+    with process(directory) as running:
+        running.start(str(more), "--http", "127.0.0.1:0")
+        awaited(all_held(server.url, STREAMS[:2]), "all are delivered")
+        port = next(running.events("http.listening"))["port"]
+        assert get(port, "/readyz") == (200, "ready\n")
+        taken = write(more, "first", of_stream(server.url, "SECOND", tmp_path / "other"))
+        hang_up(running)
+        status, trouble = get(port, "/readyz")
+        assert (status, trouble.startswith(f"{taken}: failed: ")) == (503, True), trouble
+        assert get(port, "/first/readyz") == (200, "ready\n")
+        taken.unlink()
+        hang_up(running)
+        assert get(port, "/readyz") == (200, "ready\n")
+        more.rename(tmp_path / "moved")
+        assert outcome(hang_up(running)) == ([], [], [], 2)
+        assert (
+            list(running.events("config.refused"))[-1]["error"] == f"{more}: cannot be read: No such file or directory"
+        )
+        assert get(port, "/readyz") == (200, "ready\n")
+        running.drain()
+    assert counts(tmp_path / "archive") == dict.fromkeys(STREAMS[:2], MESSAGES)
+
+
+def test_a_file_that_is_renamed_with_the_same_stem_keeps_its_page_and_probes(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = filled(nats_server, STREAMS[:1])
+    directory = files(tmp_path, server.url, STREAMS[:1])
+    with process(directory) as running:
+        running.start("--http", "127.0.0.1:0")
+        awaited(all_held(server.url, STREAMS[:1]), "all are delivered")
+        port = next(running.events("http.listening"))["port"]
+        (directory / "first.yaml").rename(directory / "first.yml")
+        assert outcome(hang_up(running)) == (["first"], [], ["first"], 0)
+        awaited(lambda: get(port, "/first/readyz") == (200, "ready\n"), "the new one is ready")
+        assert 'capture="first"' in get(port, "/metrics")[1]
+        running.drain()
+    assert counts(tmp_path / "archive") == {"FIRST": MESSAGES}
+
+
+def test_a_signal_during_a_restart_that_cannot_drain_ends_with_exit_code_1(nats_server: Start, tmp_path: Path) -> None:
+    server = filled(nats_server, STREAMS[:1])
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "FIRST").write_text("in the way")
+    directory = files(tmp_path, server.url, STREAMS[:1], drain_timeout="3s")
+    with process(directory) as running:
+        running.start()
+        awaited(all_held(server.url, STREAMS[:1]), "all are delivered")
+        files(tmp_path, server.url, STREAMS[:1], drain_timeout="3s", key="changed")
+        hang_up(running, "capture.draining")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait() == 1, running.log
+    (failed,) = running.events("capture.failed")
+    assert (
+        failed["error"]
+        == f"drain_timeout: messages not stored and acknowledged in time: {MESSAGES}; they are redelivered"
+    )
+    assert len(list(running.events("capture.started"))) == 1

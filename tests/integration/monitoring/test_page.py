@@ -1,0 +1,498 @@
+"""The status page shows what the capture is doing, escapes what comes from messages, and needs no scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.capture.state import CaptureState
+from jetcapture_py.config import block
+from jetcapture_py.errors import PermanentStoreError
+from jetcapture_py.monitoring import history, http, http_server, notices
+from jetcapture_py.monitoring.facts import MOST_BLOCKS
+from jetcapture_py.monitoring.history import History
+from jetcapture_py.monitoring.http import serve
+from tests.integration.monitoring.test_http import MoodyStore, asked, get, ready
+from tests.support.nats_server import NatsServer
+from tests.support.report_page import Element, Page
+from tests.support.running import CONSUMER, STREAM, config, connection, publish, running, until
+
+Start = Callable[..., NatsServer]
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(2)'>",
+    "</title></style><svg onload=alert(3)>",
+    "\u202egnp.exe",
+    "k" * 230,
+]
+
+
+async def page_of(port: int, path: str = "/") -> Page:
+    status, text = await asked(port, path)
+    assert status == 200
+    return Page.of(text)
+
+
+async def facts_of(port: int) -> dict[str, Any]:
+    status, text = await asked(port, "/status.json")
+    assert status == 200
+    (facts,) = json.loads(text)["captures"]
+    return dict(facts)
+
+
+def section(page: Page, title: str) -> Element:
+    (found,) = (
+        each for each in page.root.all("section") if each.all("h2") and each.all("h2")[0].text.startswith(title)
+    )
+    return found
+
+
+def cards(page: Page) -> dict[str, str]:
+    """The figures by name."""
+    return {str(each.one("h3").children[0]): each.one("p", "value").text for each in page.root.all("section", "card")}
+
+
+def rows(element: Element) -> list[str]:
+    return [row.text for body in element.all("tbody") for row in body.all("tr")]
+
+
+def test_the_page_and_its_json_show_what_is_held_what_is_stored_and_what_is_in_quarantine(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        good = [(f"orders.{index % 3}", b'{"a": 1}', None) for index in range(900)]
+        await publish(server.url, [*good, *[("orders.bad", b"{", None)] * 7])
+        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, block={"max_age": "1h"})
+        async with running(wanted) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == 907 and capture.blocks.open == 4, "all is in blocks")
+                assert await capture.source.refresh()
+                page, facts = await page_of(port), await facts_of(port)
+                assert cards(page)["Unacknowledged"] == "907 of 50k"
+                assert facts["unacked"] == facts["consumer_state"]["unacked"] == 907
+                assert facts["open_blocks"] == len(facts["oldest"]) == 4
+                blocks = section(page, "Open blocks: 4")
+                assert sorted(row.split()[0] for row in rows(blocks)) == [
+                    "orders.0",
+                    "orders.1",
+                    "orders.2",
+                    "quarantine",
+                ]
+                assert all(re.search(r" 300 [\d.]+ KiB$", row) for row in rows(blocks) if row.startswith("orders"))
+                reason, last = rows(section(page, "Quarantine"))
+                assert reason.startswith("decode Input data was truncated")
+                assert re.search(r" 7 \d+ s ago$", reason)
+                assert last == "last: sequence 907, subject orders.bad"
+                assert [(each["stage"], each["messages"]) for each in facts["quarantine"]] == [("decode", 7)]
+                assert "None since the process started." in section(page, "Last stored objects").text
+                capture.send_to_store(capture.blocks.seal_all("age"))
+                await until(lambda: capture.stats.acked == 907, "all is stored")
+                assert await capture.source.refresh()
+                page, facts = await page_of(port), await facts_of(port)
+                assert cards(page)["Lag"] == "0 s"
+                assert "Everything received is stored." in section(page, "Open blocks: 0").text
+                stored = {str(path) for path in (tmp_path / "archive").rglob("*.parquet")}
+                assert {each["location"] for each in facts["objects"]} == stored
+                assert {code.text for code in section(page, "Last stored objects").all("code")} == stored
+                assert not section(page, "Last stored objects").all("a"), "a browser cannot open them"
+                assert "Stored up to 907" in section(page, "Stream and replicas").text
+                assert facts["stored"] == 907
+                assert facts["sealed_by"] == {"age": 4}
+
+    asyncio.run(scenario())
+
+
+def test_a_failing_store_is_the_first_sentence_with_its_beginning_and_what_to_do(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        store = MoodyStore(tmp_path / "archive")
+        wanted = config(server.url, tmp_path / "archive", block={"max_age": "0.1s"})
+        async with running(wanted, store=store) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.acked == 1, "the first one is stored")
+                await ready(port, 200, "ready")
+                page = await page_of(port)
+                assert page.verdict.startswith("Healthy for ")
+                assert page.root.one("head").one("title").text == f"Healthy · {STREAM} / {CONSUMER}"
+                store.error = PermanentStoreError("access denied")
+                await publish(server.url, [("orders.eu", b"", None)])
+                await ready(port, 503, "storing: access denied")
+                page, facts = await page_of(port), await facts_of(port)
+                assert page.verdict.startswith("Not storing for ")
+                said = page.root.one("section", "verdict").text
+                assert "Access denied. Messages are held and the store is retried; nothing is lost" in said
+                assert page.root.one("head").one("title").text == f"Not storing · {STREAM} / {CONSUMER}"
+                assert (facts["state"], facts["ready"]) == ("failing", False)
+                store.error = None
+                await ready(port, 200, "ready")
+                page = await page_of(port)
+                assert page.verdict.startswith("Healthy for ")
+                (past,) = rows(section(page, "Earlier failures"))
+                assert past.startswith("storing: access denied")
+
+    asyncio.run(scenario())
+
+
+def test_a_capture_that_starts_or_drains_is_neither_healthy_nor_failing(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        store = MoodyStore(tmp_path / "archive")
+        whole = Capture(config(server.url, tmp_path / "archive"), store=store)
+        capture, stop = whole.state, asyncio.Event()
+        with serve(capture, "127.0.0.1:0") as port:
+            assert (await page_of(port)).verdict.startswith("Starting for ")
+            task = asyncio.create_task(whole.run(stop))
+            await until(lambda: capture.blocks.open == 1, "it has started")
+            store.answers.clear()
+            stop.set()
+            await ready(port, 503, "consuming: draining, no more pulls")
+            page = await page_of(port)
+            assert page.verdict.startswith("Draining for ")
+            assert "for at most 1 min" in page.root.one("section", "verdict").text
+            store.answers.set()
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_keys_subjects_and_reasons_from_messages_are_text_and_never_markup(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        messages = [("orders.eu", b'{"a": 1}', [("K", key)]) for key in HOSTILE]
+        await publish(server.url, [*messages, ("orders.<script>alert(4)</script>", b"<script>", None)])
+        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, key="{header.K}")
+        async with running(wanted) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == len(messages) + 1, "all is in blocks")
+                await check(port, "Open blocks")
+                capture.send_to_store(capture.blocks.seal_all("age"))
+                await until(lambda: capture.stats.acked == len(messages) + 1, "all is stored")
+                await check(port, "Last stored objects")
+
+    async def check(port: int, where: str) -> None:
+        text = (await asked(port, "/"))[1]
+        page = Page.of(text)
+        assert not {"script", "img", "iframe", "object"} & {each.name for each in page.elements}
+        assert not [name for each in page.elements for name in each.attributes if name.startswith("on")]
+        assert len(page.root.all("style")) == len(page.root.all("head")) == 1
+        shown = section(page, where).text
+        assert HOSTILE[0] in shown
+        assert HOSTILE[1] in shown
+        assert HOSTILE[2] in shown
+        assert "\u202e" not in text
+        assert "orders.<script>alert(4)</script>" in section(page, "Quarantine").text
+
+    asyncio.run(scenario())
+
+
+def test_two_thousand_open_keys_are_a_count_and_the_oldest_and_largest_few(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        many = [(f"orders.{index:04}", b"", None) for index in range(2000)]
+        await publish(server.url, [*many, *[("orders.1234", bytes(500), None)] * 20])
+        wanted = config(server.url, tmp_path / "archive", limits={"open_blocks": 5000})
+        async with running(wanted) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == 2020, "all is in blocks")
+                _, text = await asked(port, "/")
+                page = Page.of(text)
+                assert len(text) < 50_000
+                blocks = section(page, "Open blocks: 2,000")
+                assert [table.text for table in blocks.all("h3")] == ["The 6 oldest of 2,000", "The 6 largest"]
+                oldest, largest = (rows(table) for table in blocks.all("table"))
+                assert len(oldest) == len(largest) == MOST_BLOCKS
+                assert oldest[0].startswith("orders.0000 ")
+                assert largest[0].startswith("orders.1234 ")
+                assert capture.blocks.open > block.MANY_KEYS
+                assert "Set block.bundles, or use a coarser key." in page.root.one("section", "verdict").text
+
+    asyncio.run(scenario())
+
+
+def test_what_needs_attention_is_said_although_the_capture_is_ready(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVERY", 0.05)
+    monkeypatch.setattr(notices, "LASTING", 0.2)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"{", None)] * 30)
+        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, source={"max_ack_pending": 20})
+        async with running(wanted) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received >= 20, "the first ones are there")
+
+                async def says(text: str) -> bool:
+                    return text in (await page_of(port)).root.one("section", "verdict").text
+
+                await until(lambda: says("went to the quarantine in the last quarter of an hour."), "it says so")
+                async with connection(server.url) as client:
+                    await client.jetstream()._api_request(  # type: ignore[no-untyped-call]
+                        f"$JS.API.CONSUMER.PAUSE.{STREAM}.{CONSUMER}",
+                        json.dumps({"pause_until": "2100-01-01T00:00:00Z"}).encode(),
+                    )
+                    await until(lambda: says(f"nats consumer resume {STREAM} {CONSUMER}"), "it says how to resume")
+                    await client.jetstream()._api_request(  # type: ignore[no-untyped-call]
+                        f"$JS.API.CONSUMER.PAUSE.{STREAM}.{CONSUMER}", b"{}"
+                    )
+                assert (await facts_of(port))["state"] == "attention"
+                assert re.match(r"Ready for .* UTC, with (a warning|\d warnings)$", (await page_of(port)).verdict)
+
+    asyncio.run(scenario())
+
+
+def test_another_replica_is_seen_by_its_pulls_and_messages(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)] * 10)
+        wanted = config(server.url, tmp_path / "archive", block={"max_age": "1h"})
+        async with running(wanted) as other:
+            await until(lambda: other.stats.received == 10, "another one holds messages")
+            async with running(wanted) as capture:
+                with serve(capture, "127.0.0.1:0") as port:
+
+                    async def seen() -> bool:
+                        await capture.source.refresh()
+                        found = (await facts_of(port))["consumer_state"]
+                        return bool(found["other_unacked"] == 10 and found["other_pulls"] > 0)
+
+                    await until(seen, "the other one is seen")
+                    text = section(await page_of(port), "Stream and replicas").text
+                    assert re.search(r"Other replicas 10 unacknowledged messages, \d+ open pulls", text)
+
+    asyncio.run(scenario())
+
+
+def test_the_page_has_no_secret_and_names_what_matters_of_the_configuration(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server("authorization { user: alice, password: hunter2 }")
+        wanted = config(
+            server.url,
+            tmp_path / "archive",
+            nats={"servers": [server.url], "user": "alice", "password": "hunter2"},
+            store={"options": {"secret": "hunter2"}},
+        )
+        with serve(Capture(wanted).state, "127.0.0.1:0") as port:
+            for path in ("/", "/snapshot", "/status.json"):
+                assert "hunter2" not in (await asked(port, path))[1]
+            settings = section(await page_of(port), "Configuration").text
+            assert f"store.url {tmp_path / 'archive'}" in settings
+            assert "block.max_age 15m" in settings
+
+    asyncio.run(scenario())
+
+
+def test_the_page_refreshes_itself_and_a_snapshot_does_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+            pages = {path: await page_of(port, path) for path in ("/", "/snapshot")}
+            refreshing = {
+                path: [each for each in page.root.all("meta") if each.attributes.get("http-equiv") == "refresh"]
+                for path, page in pages.items()
+            }
+            assert (len(refreshing["/"]), len(refreshing["/snapshot"])) == (1, 0)
+            links = {path: page.root.one("footer").all("a")[0].attributes["href"] for path, page in pages.items()}
+            assert links == {"/": "snapshot", "/snapshot": "./"}
+
+    asyncio.run(scenario())
+
+
+def test_the_page_of_a_process_whose_event_loop_is_stuck_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "TIMEOUT", 0.2)
+
+    async def scenario() -> None:
+        with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:
+            answers: list[tuple[int, str]] = []
+            thread = threading.Thread(target=lambda: answers.append(get(port, "/")))
+            thread.start()
+            thread.join()  # the loop waits here, and does nothing else
+            ((status, text),) = answers
+            assert status == 503
+            assert Page.of(text).verdict == "Not answering"
+            assert "/livez asks for a restart" in text
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ a quarter of an hour
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_quarter_of_an_hour_is_kept_in_samples_of_what_was_received_and_stored(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)] * 50)
+        clock = Clock()
+        async with running(config(server.url, tmp_path / "archive", block={"max_age": "1h"})) as capture:
+            found = History(capture, clock)
+            before = capture.source.fetched
+            await until(lambda: capture.stats.received == 50, "all is in blocks")
+            observe(found, clock, history.EVERY)
+            assert found.samples[-1].received == 50 - before
+            assert found.samples[-1].seconds == pytest.approx(history.EVERY)
+            capture.send_to_store(capture.blocks.seal_all("age"))
+            await until(lambda: capture.stats.acked == 50, "all is stored")
+            observe(found, clock, history.EVERY)
+            assert (found.samples[-1].received, found.samples[-1].stored) == (0, 50)
+            for _ in range(2 * history.SAMPLES):
+                observe(found, clock, history.EVERY)
+            assert len(found.samples) == history.SAMPLES
+            assert found.samples[-1].time - found.samples[0].time == pytest.approx(
+                history.EVERY * (history.SAMPLES - 1)
+            )
+            observe(found, clock, -3600)  # the clock is set back
+            observe(found, clock, history.EVERY)
+            assert found.samples[-1].time == clock.now
+
+    asyncio.run(scenario())
+
+
+def observe(found: History, clock: Clock, seconds: float) -> None:
+    clock.now += seconds
+    found.observe()
+
+
+def test_a_process_tells_since_when_it_has_been_ready_and_how_long_it_was_not(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.eu", b"", None)])
+        clock = Clock()
+        async with running(config(server.url, tmp_path / "archive")) as capture:
+            found = History(capture, clock)
+            began = clock.now + 10
+            observe(found, clock, 10)
+            assert (found.ready, found.since) == (True, began)
+            await failing(capture, fails=True)
+            observe(found, clock, 60)
+            assert (found.ready, found.since) == (False, began + 60)
+            observe(found, clock, 60)
+            assert found.failing_since("storing: whatever it says now") == began + 60
+            await failing(capture, fails=False)
+            observe(found, clock, 60)
+            assert (found.ready, found.since) == (True, began + 180)
+            (past,) = found.past
+            assert (past.began, past.ended, past.text) == (began + 60, began + 180, "storing: no space left")
+
+    async def failing(capture: CaptureState, *, fails: bool) -> None:
+        turn = "a turn"
+        if fails:
+            capture.stats.storing.failed(turn, [PermanentStoreError("no space left")])
+        else:
+            capture.stats.storing.ended(turn)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ in a browser
+
+
+HARNESS = """<!doctype html><meta charset=utf-8><body>
+<iframe srcdoc="{page}" style="width:{width}px;height:20000px;border:0"></iframe>
+<script>onload = () => {{
+  const frame = document.querySelector("iframe").contentWindow, root = frame.document.documentElement
+  const wide = [...root.querySelectorAll("body *")].filter(each => each.getBoundingClientRect().right > {width} + 0.5)
+  const cut = [...root.querySelectorAll("td, th, dd, .value")].filter(each => each.scrollWidth > each.clientWidth + 1)
+  const said = {{width: root.scrollWidth, wide: wide.map(each => each.outerHTML.slice(0, 200)),
+    cut: cut.map(each => each.outerHTML.slice(0, 200)), pictures: root.querySelectorAll("svg").length,
+    loaded: frame.performance.getEntriesByType("resource").map(each => each.name)}}
+  document.body.innerHTML = "<pre>" + JSON.stringify(said).replace(/[<&]/g, " ") + "</pre>"
+}}</script>"""
+
+
+def browsed(directory: Path, url: str) -> str:
+    """The document that a browser makes of a page, and what it logs is nothing."""
+    assert CHROMIUM is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")
+    done = subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={directory / 'browser'}", url],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "HOME": str(directory)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_shows_the_page_on_a_phone_without_overflow_scripts_or_requests(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVERY", 0.05)
+    requests: list[str] = []
+    answer = http_server.HttpServer._answer
+
+    async def recorded(self: http_server.HttpServer, path: str) -> http_server.Answer:
+        requests.append(path)
+        return await answer(self, path)
+
+    monkeypatch.setattr(http_server.HttpServer, "_answer", recorded)
+
+    async def scenario() -> None:
+        server = nats_server()
+        messages = [("orders.eu", b'{"a": 1}', [("K", key)]) for key in (*HOSTILE, *map(str, range(20)))]
+        await publish(server.url, [*messages, ("orders." + "<b>" * 60, b"<script>", None)])
+        store = MoodyStore(tmp_path / "archive")
+        wanted = config(server.url, tmp_path / "archive", decode={"format": "json"}, key="{header.K}")
+        async with running(wanted, store=store) as capture:
+            with serve(capture, "127.0.0.1:0") as port:
+                await until(lambda: capture.stats.received == len(messages) + 1, "all is in blocks")
+                capture.send_to_store(capture.blocks.seal(capture.blocks.oldest(6), "age"))
+                await until(lambda: capture.stats.acked >= 6, "some are stored")
+                store.error = PermanentStoreError("access denied " + "x" * 250)
+                capture.send_to_store(capture.blocks.seal(capture.blocks.oldest(1), "age"))
+                await ready(port, 503, "storing: access denied")
+                try:
+                    text = (await asked(port, "/snapshot"))[1]
+                    requests.clear()
+                    shown = await asyncio.to_thread(browsed, tmp_path, f"http://127.0.0.1:{port}/snapshot")
+                    assert "Not storing" in shown
+                    assert requests == ["/snapshot"]
+                    for width in (390, 1200):
+                        harness = tmp_path / f"{width}.html"
+                        harness.write_text(HARNESS.format(page=html.escape(text), width=width))
+                        shown = await asyncio.to_thread(browsed, tmp_path, harness.as_uri())
+                        found = json.loads(html.unescape(shown.split("<pre>")[1].split("</pre>")[0]))
+                        assert found == {"width": width, "wide": [], "cut": [], "pictures": 6, "loaded": []}
+                finally:
+                    store.error = None
+
+    asyncio.run(scenario())

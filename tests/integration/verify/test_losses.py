@@ -1,0 +1,393 @@
+"""What `verify` says of a server that has lost messages, and of one whose messages are gone for a good reason."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.verify import lost
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.report import Report
+from tests.support.amount import ALL
+from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
+from tests.support.nats_server import NatsServer
+from tests.support.rewinds import rewound
+from tests.support.running import Message, capture_all, config, connection, publish, rows
+
+Start = Callable[..., NatsServer]
+TOGETHER = 10
+"""Streams that share a server."""
+ROUNDS = 10 if ALL else 1
+INJURED = [seed for seed in range(11) if seed != 6][:ROUNDS]
+"""With seed 6, a flipped bit in a sequence has nats-server 2.15.1 allocate memory without end when it starts."""
+
+
+def named(report: Report, *kinds: str) -> set[int]:
+    """The sequences in the report's losses of these kinds."""
+    wanted = [each for each in report.losses if each.kind in kinds]
+    found = {seq for each in wanted for first, last in each.ranges for seq in range(first, last + 1)}
+    assert all(each.summary and each.action and each.range_count == len(each.ranges) for each in wanted)
+    return found
+
+
+def only(report: Report, kind: str) -> lost.Loss:
+    (found,) = [each for each in report.losses if each.kind == kind]
+    return found
+
+
+async def restart(server: NatsServer, chance: random.Random, change: Callable[[], None] = lambda: None) -> bool:
+    """Restart the server with a change while it is down; whether it was killed."""
+    killed = chance.random() < 0.6
+    await asyncio.to_thread(server.kill if killed else server.stop)
+    change()
+    await asyncio.to_thread(server.start)
+    return killed
+
+
+async def captured(server: NatsServer, subjects: Iterable[Subject]) -> None:
+    """Create, fill and capture these streams."""
+    async with connection(server.url) as client:
+        for each in subjects:
+            await each.create(client)
+            if each.config.get("retention") in ("workqueue", "interest"):
+                consumer = {"name": "archive", "durable_name": "archive", "ack_policy": "explicit"}
+                body = {"stream_name": each.name, "config": consumer, "action": "create"}
+                await api(client, f"CONSUMER.CREATE.{each.name}.archive", body)
+            await each.publish(client)
+            each.published = await each.held() if "retention" not in each.config else {}
+    await asyncio.gather(*(each.capture() for each in subjects))
+
+
+async def one(start: Start, directory: Path) -> tuple[NatsServer, Subject]:
+    """A server with one stream, which is captured."""
+    server = start()
+    subject = plain(1, server, directory)
+    await captured(server, [subject])
+    return server, subject
+
+
+async def rewind(subject: Subject) -> int:
+    """Kill the server, and take the newest messages from it; the stream's last sequence then."""
+    await asyncio.to_thread(subject.server.kill)
+    remove_last(subject, random.Random(1))
+    await asyncio.to_thread(subject.server.start)
+    return (await stream_info(subject))["state"]["last_seq"]
+
+
+# ------------------------------------------------------------------ injuries
+
+
+@pytest.mark.parametrize("seed", INJURED)
+def test_whatever_an_injured_server_lost_is_named(nats_server: Start, tmp_path: Path, seed: int) -> None:
+    """Compared with what the server delivers afterwards: each archived message is unchanged, or in one finding."""
+
+    async def scenario() -> None:
+        chance, server = random.Random(seed), nats_server()
+        subjects = [plain(number, server, tmp_path) for number in range(TOGETHER)]
+        await captured(server, subjects)
+        injuries = [INJURIES[number % len(INJURIES)] for number in range(TOGETHER)]
+
+        def injure() -> None:
+            for each, injury in zip(subjects, injuries, strict=True):
+                injury(each, chance)
+
+        killed = await restart(server, chance, injure)
+        async with connection(server.url) as client:
+            for each, injury in zip(subjects, injuries, strict=True):
+                if injury is wipe and chance.random() < 0.5:
+                    await each.create(client)
+                    await each.publish(client, 20, mark=b"b")
+        counts: Counter[str] = Counter()
+        for each, injury in zip(subjects, injuries, strict=True):
+            report = await verify(each.settings, content=True)
+            kind = await judged(each, report, injury)
+            counts[f"{injury.__name__} {'kill' if killed else 'stop'}: {kind}"] += 1
+        print(dict(sorted(counts.items())))
+
+    asyncio.run(scenario())
+
+
+async def judged(subject: Subject, report: Report, injury: object) -> str:
+    """Compare the report with the stream as it is; how the injury was named."""
+    kinds = {each.kind for each in report.losses}
+    if injury is wipe:
+        assert only(report, lost.LOST_STREAM).messages == len(subject.published), report.as_text()
+        return "lost_stream"
+    now = await subject.held()
+    gone = {seq for seq, was in subject.published.items() if now.get(seq) != was}
+    failing = named(report, *lost.FAILING)
+    removed = named(report, lost.REMOVED)
+    assert failing | removed == gone, (injury, report.as_text())
+    assert not failing & removed, report.as_text()
+    assert report.exit_code() == (1 if failing else 0), report.as_text()
+    last = (await stream_info(subject))["state"]["last_seq"]
+    beyond = {seq for seq in gone if seq > last}
+    assert named(report, lost.REWIND) == beyond
+    return ", ".join(sorted(kinds)) or "unharmed"
+
+
+async def stream_info(subject: Subject) -> dict[str, dict[str, int]]:
+    async with connection(subject.server.url) as client:
+        return await api(client, f"STREAM.INFO.{subject.name}")
+
+
+def test_a_rewind_is_named_and_later_a_fork_of_which_the_archive_has_both_messages(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        last = await rewind(subject)
+        report = await verify(subject.settings)
+        assert named(report, lost.REWIND) == set(range(last + 1, 401))
+        assert report.exit_code() == 1
+        assert f"rewind: the stream ends at {last}, but the archive has " in report.as_text()
+        async with connection(server.url) as client:
+            await subject.publish(client, 401 - last, mark=b"new")
+        await subject.capture()
+        for report in (await verify(subject.settings), await verify(subject.settings, content=True)):
+            assert named(report, lost.FORK) == set(range(last + 1, 401))
+            assert {each.kind for each in report.losses} == {lost.FORK}
+            assert (report.duplicates, report.exit_code(), report.exit_code(strict=True)) == (0, 0, 1)
+        stored = rows(tmp_path / subject.name)
+        assert len(stored) == 400 + 401 - last
+        both = [row[layout.PAYLOAD][:3] for row in stored if row[layout.SEQ] == 400]
+        assert sorted(both) == [b"a 0", b"new"]
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_whose_messages_are_stored_in_different_formats_is_no_differing_content(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        last = await rewind(subject)
+        async with connection(server.url) as client:
+            await subject.publish(client, 401 - last, mark=b"new")
+        block = subject.settings.block.model_copy(update={"format": "ndjson"})
+        await capture_all(subject.settings.model_copy(update={"block": block}))
+        report = await verify(subject.settings, content=True)
+        assert named(report, lost.FORK) == set(range(last + 1, 401))
+        assert {each.kind for each in report.losses} == {lost.FORK}
+        assert any("not Parquet" in each for each in report.unchecked)
+
+    asyncio.run(scenario())
+
+
+def test_a_flipped_bit_that_the_server_does_not_notice_is_found_in_the_content(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    """Only a server that was stopped properly trusts its files."""
+
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        await asyncio.to_thread(server.stop)
+        path = subject.blocks[0]
+        data = path.read_bytes()
+        place = data.index(b"a 000100 a 000100") + random.Random(7).randrange(9)
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        await asyncio.to_thread(server.start)
+        assert (await verify(subject.settings)).losses == ()
+        report = await verify(subject.settings, content=True)
+        assert 101 in named(report, lost.CONTENT, lost.LATE_HOLE), report.as_text()
+        assert report.exit_code() == 1
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_the_server_reports_as_lost_are_a_late_hole_until_its_next_start(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    """Then they are removed messages: the server keeps no record of its losses."""
+
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        await asyncio.to_thread(server.stop)
+        remove_inside(subject, random.Random(2))
+        await asyncio.to_thread(server.start)
+        gone = set(subject.published) - set(await subject.held())
+        report = await verify(subject.settings)
+        assert named(report, lost.LATE_HOLE) == gone
+        assert "the server reports them as lost" in only(report, lost.LATE_HOLE).summary
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        report = await verify(subject.settings)
+        assert named(report, lost.REMOVED) == gone
+        assert "does not record whether they were deleted or lost" in only(report, lost.REMOVED).summary
+        assert report.exit_code() == 0
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ harmless histories
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path: Path, seed: int) -> None:
+    async def scenario() -> None:
+        chance, server = random.Random(1000 + seed), nats_server()
+        chosen = [HISTORIES[(seed * TOGETHER + number) % len(HISTORIES)] for number in range(TOGETHER)]
+        subjects = [
+            plain(number, server, tmp_path, **{"allow_direct": True, **changes})
+            for number, (_, changes) in enumerate(chosen)
+        ]
+        await captured(server, subjects)
+        async with connection(server.url) as client:
+            for each, (history, _) in zip(subjects, chosen, strict=True):
+                await history(each, client, chance)
+        await restart(server, chance)
+        async with connection(server.url) as client:
+            for each in subjects:
+                await each.publish(client, chance.randrange(20), mark=b"c")
+        await asyncio.gather(*(each.capture() for each in subjects))
+        for each, (history, changes) in zip(subjects, chosen, strict=True):
+            for content in (False, True):
+                report = await verify(each.settings, content=content)
+                assert {loss.kind for loss in report.losses} <= {lost.REMOVED}, (history, changes, report.as_text())
+                # a server that is killed may bring back messages that were gone before they could be captured
+                holes = {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)}
+                assert not holes or "max_msgs_per_subject" in changes, report.as_text()
+                assert not holes & set(each.published), report.as_text()
+                assert report.exit_code() == (1 if holes else 0), (history, changes, report.as_text())
+
+    asyncio.run(scenario())
+
+
+def test_deleted_messages_of_mirrors_and_of_what_they_mirror_raise_no_alarm(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        origin = plain(1, server, tmp_path)
+        mirror = Subject(2, server, tmp_path, {"mirror": {"name": origin.name}})
+        both = Subject(3, server, tmp_path, {"sources": [{"name": origin.name}], "subjects": ["S3.>"]})
+        await captured(server, [origin])
+        async with connection(server.url) as client:
+            for each in (mirror, both):
+                await each.create(client)
+            for each in (mirror, both):
+                while (await stream_info(each))["state"]["messages"] < 400:
+                    await asyncio.sleep(0.05)
+            await asyncio.gather(mirror.capture(), both.capture())
+            for each in (origin, mirror):
+                for seq in (3, 4, 5, 400):
+                    await api(client, f"STREAM.MSG.DELETE.{each.name}", {"seq": seq})
+            await api(client, f"STREAM.PURGE.{origin.name}", {"filter": "S1.1"})
+        for each in (origin, mirror, both):
+            report = await verify(each.settings, content=True)
+            assert report.exit_code() == 0, report.as_text()
+            assert {loss.kind for loss in report.losses} <= {lost.REMOVED}
+        assert named(report) == set()
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_the_filters_no_longer_select_raise_no_alarm(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        async with connection(server.url) as client:
+            info = await api(client, f"CONSUMER.INFO.{subject.name}.archive")
+            changed = {**info["config"], "filter_subject": "S1.1"}
+            body = {"stream_name": subject.name, "config": changed, "action": "update"}
+            await api(client, f"CONSUMER.CREATE.{subject.name}.archive.S1.1", body)
+        report = await verify(subject.settings, content=True)
+        assert (report.losses, report.content_compared, report.exit_code()) == ((), 400, 0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"decode": {"format": "json", "rows": "lines"}}, {"decode": {"format": "json", "keep_payload": False}}],
+    ids=["raw", "lines", "no payload"],
+)
+def test_the_content_of_unusual_messages_is_as_archived(
+    nats_server: Start, tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    """Headers that are none or repeated, subjects that are not ASCII, several rows, and the quarantine."""
+
+    async def scenario() -> None:
+        server = nats_server()
+        messages: list[Message] = [("orders.a", b'{"a":1}', None), ("orders.a", b'{"a":1}\n{"a":2}', [("X", "ü")])]
+        messages += [("orders.ü", b"", [("A", "1"), ("B", ""), ("A", "2")]), ("orders.b", b"\xff" * 900_000, None)]
+        await publish(server.url, messages * 3)
+        async with connection(server.url) as client:
+            for block in (b"NATS/1.0\r\nbroken\r\n\r\n", b"NATS/1.0\r\nA:\xff\r\n\r\n", b"NATS/1.0\r\n\r\n"):
+                frame = b"HPUB orders.c %d %d\r\n%s{}\r\n" % (len(block), len(block) + 2, block)
+                await client._send_command(frame)
+            await client.flush()
+        settings = config(server.url, tmp_path / "a", **sections)
+        await capture_all(settings)
+        report = await verify(settings, content=True)
+        assert (report.losses, report.content_compared, report.exit_code()) == ((), report.stored, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_rewind_that_messages_of_other_subjects_have_overtaken_is_not_only_called_damage(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    source = {"stream": "ORDERS", "consumer": "archive", "filter_subjects": ["orders.a"]}
+    settings = config(server.url, tmp_path / "archive", source=source, key="")
+
+    def publish_and_capture(*subjects: str) -> None:
+        asyncio.run(publish(server.url, [(f"orders.{each}", b"x", None) for each in subjects]))
+        asyncio.run(capture_all(settings))
+
+    publish_and_capture("a", "b", "a")
+    with rewound(server):
+        publish_and_capture("b", "a", "b", "b")
+    publish_and_capture("a", "b", "b", "a")
+    report = asyncio.run(verify(settings, content=True))
+    assert named(report, lost.LATE_HOLE) == {5}
+    assert only(report, lost.LATE_HOLE).summary.endswith(
+        "or it gave their sequences to messages of other subjects after a rewind"
+    )
+
+
+def test_a_stream_that_grows_during_the_proof_has_no_rewind(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive is listed after the server was asked, and may have later messages."""
+
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        from jetcapture_py.verify import proof
+
+        scan = proof._survey
+
+        async def late(*args: object, **options: object) -> object:
+            async with connection(server.url) as client:
+                await subject.publish(client, 50, mark=b"b")
+            await subject.capture()
+            return await scan(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(proof, "_survey", late)
+        for content in (False, True):
+            report = await verify(subject.settings, content=content)
+            assert (report.losses, report.exit_code()) == ((), 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_flipped_bit_in_a_killed_servers_file_is_a_late_hole(nats_server: Start, tmp_path: Path) -> None:
+    """The server finds it when it starts, drops the rest of the file, and says how many bytes."""
+
+    async def scenario() -> None:
+        server, subject = await one(nats_server, tmp_path)
+        await asyncio.to_thread(server.kill)
+        flip(subject, random.Random(3))
+        await asyncio.to_thread(server.start)
+        gone = set(subject.published) - set(await subject.held())
+        report = await verify(subject.settings)
+        assert gone
+        assert named(report, *lost.FAILING) == gone, report.as_text()
+        assert report.exit_code() == 1
+
+    asyncio.run(scenario())

@@ -1,0 +1,306 @@
+"""What an archive lacks is captured again from the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import SourceError
+from jetcapture_py.verify import repair as module
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.repair import verify_and_repair
+from jetcapture_py.verify.repair_report import Repair
+from jetcapture_py.verify.report import Report
+from tests.support import s3
+from tests.support.archives import merge
+from tests.support.nats_server import NatsServer
+from tests.support.running import (
+    STREAM,
+    Message,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    rows,
+    running,
+    settings,
+    until,
+)
+
+Start = Callable[..., NatsServer]
+JSON: dict[str, Any] = {"format": "json", "columns": {"id": "int64", "at": "timestamp[us, UTC]"}}
+SMALL: dict[str, Any] = {"key": "{subject[1]}", "block": {"max_messages": 50}, "decode": JSON}
+
+
+def order(index: int) -> bytes:
+    """JSON with a time of the event; every tenth cannot be decoded."""
+    if index % 10 == 3:
+        return b"not JSON %d" % index
+    return b'{"id": %d, "at": "2026-05-01T%02d:00:00Z"}' % (index, index % 5)
+
+
+def orders(count: int) -> list[Message]:
+    return [(f"orders.{'abc'[index % 3]}", order(index), [("Index", str(index))]) for index in range(count)]
+
+
+def captured(nats_server: Start, root: Path | str, count: int = 600, **sections: Any) -> tuple[NatsServer, Config]:
+    server = nats_server()
+    found = config(server.url, root, **{**SMALL, **sections})
+
+    async def capture() -> None:
+        await publish(server.url, orders(count))
+        await capture_all(found)
+
+    asyncio.run(capture())
+    return server, found
+
+
+def repaired(found: Config) -> tuple[Report, Repair]:
+    return asyncio.run(verify_and_repair(found))
+
+
+def contents(root: Path) -> list[dict[str, Any]]:
+    """All messages of archive and quarantine without what only says how they were delivered."""
+    every = [row for quarantine in (False, True) for row in rows(root, quarantine=quarantine)]
+    return [{name: value for name, value in row.items() if name != layout.DELIVERED} for row in every]
+
+
+def remove(root: Path, names: Iterable[ObjectName]) -> int:
+    """Remove objects; how many rows they had."""
+    lost = list(names)
+    for name in lost:
+        (root / name.path).unlink()
+    return sum(name.rows for name in lost)
+
+
+def position(found: Any) -> tuple[Any, ...]:
+    return found.ack_floor.stream_seq, found.delivered.stream_seq, found.num_ack_pending, found.num_redelivered
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"block": {"max_messages": 50, "bundles": 2}},
+        {"block": {"max_messages": 50, "time": "at", "interval": "1h"}},
+        {"block": {"max_messages": 50, "format": "ndjson"}},
+        {"block": {"max_messages": 50, "format": "csv", "compression": "none"}},
+    ],
+    ids=["parquet", "bundles", "event time", "ndjson", "csv"],
+)
+def test_what_was_removed_is_captured_again_under_the_same_names(
+    nats_server: Start, tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    root = tmp_path / "archive"
+    server, found = captured(nats_server, root, **sections)
+    names = objects(root)
+    text = "format" in sections.get("block", {})
+    before = None if text else contents(root)
+    data = {name.path: (root / name.path).read_bytes() for name in names if not name.parquet}
+    floor = position(asyncio.run(consumer(server.url)))
+    note = (root / f"_watermark/{STREAM}.json").read_bytes()
+    lost = [name for index, name in enumerate(names) if index % 2]
+    assert {name.quarantine for name in lost} == {False, True}
+    count = remove(root, lost)
+    report, done = repaired(found)
+    assert (report.complete, report.missing, report.duplicates, report.exit_code(strict=True)) == (True, 0, 0, 0)
+    assert (done.messages, done.stored, done.replaced, done.gone, done.unrepairable) == (count, len(lost), 0, (), ())
+    assert done.quarantined == sum(name.rows for name in lost if name.quarantine)
+    assert objects(root) == names
+    assert before is None or contents(root) == before
+    assert {path: (root / path).read_bytes() for path in data} == data
+    assert position(asyncio.run(consumer(server.url))) == floor
+    assert (root / f"_watermark/{STREAM}.json").read_bytes() == note
+
+
+def test_a_complete_archive_is_left_as_it_is(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    _, found = captured(nats_server, root, 100)
+    names = objects(root)
+    report, done = repaired(found)
+    assert report.complete
+    assert done == Repair()
+    assert list(done.lines(report)) == [
+        "repair: nothing was stored, because no message of the stream is known to be missing"
+    ]
+    assert objects(root) == names
+
+
+@pytest.mark.parametrize("injury", ["truncated", "flipped"])
+def test_a_damaged_object_is_replaced_under_its_name(nats_server: Start, tmp_path: Path, injury: str) -> None:
+    root = tmp_path / "archive"
+    _, found = captured(nats_server, root)
+    before, names = contents(root), objects(root)
+    damaged = [name for name in names if name.quarantine][:1] + [name for name in names if not name.quarantine][2:4]
+    for name in damaged:
+        data = bytearray((root / name.path).read_bytes())
+        data[-20] ^= 4
+        (root / name.path).write_bytes(data if injury == "flipped" else data[: len(data) // 2])
+    removed = next(name for name in names if name not in damaged)
+    remove(root, [removed])
+    report, done = repaired(found)
+    assert (report.complete, report.damaged, report.missing) == (True, (), 0)
+    assert (done.replaced, done.stored) == (3, 4)
+    assert objects(root) == names
+    assert contents(root) == before
+
+
+def test_a_damaged_object_in_s3_is_replaced(nats_server: Start) -> None:
+    with s3.serve() as endpoint:
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            aws_access_key_id=s3.CREDENTIALS["key"],
+            aws_secret_access_key=s3.CREDENTIALS["secret"],
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket="archive")
+        options = {**s3.CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint}}
+        _, found = captured(nats_server, "s3://archive/nats", store={"options": options})
+        names = s3.names(endpoint, "s3://archive/nats")
+        victims = [name for name in names if "/key=" in name][:2]
+        client.put_object(Bucket="archive", Key=victims[0], Body=b"nothing")
+        client.delete_object(Bucket="archive", Key=victims[1])
+        client.close()
+        report, done = repaired(found)
+        assert (report.complete, report.damaged) == (True, ())
+        assert (done.stored, done.replaced) == (2, 1)
+        assert s3.names(endpoint, "s3://archive/nats") == names
+
+
+def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    server, found = captured(nats_server, root, 300, key="", decode={"format": "raw"})
+    first, second, *_ = objects(root)
+    assert (first.first_seq, first.last_seq, second.last_seq) == (1, 50, 100)
+    for name in (first, second):
+        (root / name.path).write_bytes(b"nothing")
+
+    async def purge() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().purge_stream(STREAM, seq=31)
+
+    asyncio.run(purge())
+    report, done = repaired(found)
+    assert [(each.path, each.first, each.last) for each in done.unrepairable] == [(first.path, 1, 30)]
+    assert [each.path for each in report.damaged] == [first.path]
+    assert (done.messages, done.replaced, report.missing, report.exit_code()) == (70, 1, 0, 1)
+    text = list(done.lines(report))
+    assert text[0] == "repair: 70 messages stored in 2 objects, 1 replaced a damaged one"
+    assert text[3:] == [
+        "cannot be repaired: neither the stream nor another object has these sequences",
+        f"  1 to 30: {first.path} is damaged",
+        "readers fail on the damaged objects until they are removed; try to get them back from a copy first",
+    ]
+    again, nothing = repaired(found)
+    assert (nothing.stored, again.missing) == (0, 0)
+    (root / first.path).unlink()
+    assert asyncio.run(verify(found)).complete
+
+
+def test_a_stream_that_is_created_again_meanwhile_is_not_taken_for_the_archived_one(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "archive"
+    server, found = captured(nats_server, root, 100)
+    remove(root, objects(root)[:1])
+    names = objects(root)
+    real = module.verify
+
+    async def verified(*arguments: Any, **named: Any) -> Report:
+        report = await real(*arguments, **named)
+        async with connection(server.url) as client:
+            await client.jetstream().delete_stream(STREAM)
+        await publish(server.url, orders(100))
+        return report
+
+    monkeypatch.setattr(module, "verify", verified)
+    with pytest.raises(SourceError, match="was deleted and created again; nothing was stored"):
+        repaired(found)
+    assert objects(root) == names
+
+
+def test_a_repair_runs_beside_replicas_and_compaction(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    server, found = captured(nats_server, root, 900)
+    before = contents(root)
+    mine = [name for name in objects(root) if not name.quarantine]
+    groups = [[name for name in mine if name.key == key] for key in "abc"]
+    remove(root, [group[1] for group in groups])
+
+    async def scenario() -> tuple[Report, Repair]:
+        async with running(found) as state:
+            more = asyncio.create_task(publish(server.url, orders(2000)))
+            mending = asyncio.create_task(verify_and_repair(found))
+            for group in groups:
+                await asyncio.to_thread(merge, root, [group[0], *group[2:4]])
+            result = await mending
+            await more
+            await until(lambda: state.stats.received >= 2000, "everything has been received")
+        return result
+
+    report, done = asyncio.run(scenario())
+    assert report.missing == 0
+    assert done.messages >= 150
+    final = asyncio.run(verify(found))
+    assert (final.complete, final.read_twice, final.stored) == (True, 0, 2900)
+    assert [row for row in contents(root) if row[layout.SEQ] <= 900] == before
+
+
+def test_a_repair_that_is_killed_is_finished_by_another_one(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    server, _ = captured(nats_server, root, 3000, block={"max_messages": 10}, store={"concurrency": 1})
+    before = contents(root)
+    names = objects(root)
+    count = remove(root, names[::2])
+    left = len(names) - len(names[::2])
+    path = tmp_path / "config.yaml"
+    sections = {**SMALL, "block": {"max_messages": 10}, "store": {"concurrency": 1}}
+    path.write_text(yaml.safe_dump(settings(server.url, root, **sections)))
+    command = [sys.executable, "-m", "jetcapture_py", "verify", str(path), "--repair", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    async def kill() -> None:
+        await until(lambda: len(list(root.rglob("*.parquet"))) > left or process.poll() is not None, "it has begun")
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    asyncio.run(kill())
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    report = json.loads(done.stdout)
+    assert (report["complete"], report["missing"], report["damaged"]) == (True, 0, [])
+    assert report["repair"]["messages"] <= count
+    for half in root.rglob(".*.tmp"):  # hidden from readers, as after any kill
+        half.unlink()
+    assert contents(root) == before
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.count('"stored": 0') == 1
+
+
+def test_more_than_fits_in_memory_is_stored_in_between(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE", 5)
+    root = tmp_path / "archive"
+    _, found = captured(nats_server, root, 2000, block={}, limits={"memory": "32MiB", "open_blocks": 1})
+    before = contents(root)
+    count = remove(root, objects(root))
+    report, done = repaired(found)
+    assert (report.complete, done.messages, report.duplicates) == (True, count, 0)
+    assert contents(root) == before

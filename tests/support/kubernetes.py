@@ -1,0 +1,78 @@
+"""Rendering the Helm chart, and checking objects against the schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import yaml
+
+from tests.support.documents import REPOSITORY
+from tests.support.tools import HELM, tool
+
+MANIFESTS = REPOSITORY / "examples" / "kubernetes"
+CHART = MANIFESTS / "chart"
+VERSIONS = ("1.27", "1.32", "1.37")
+"""Versions of Kubernetes whose schemas are checked; the first is the oldest that the chart supports."""
+KUBE_VERSION = ("--kube-version", VERSIONS[0])
+"""What helm assumes of the cluster: a helm that `go install` built has an old version for a default."""
+CUSTOM = {"ServiceMonitor", "ScaledObject"}
+"""Kinds that Kubernetes itself does not know."""
+
+Object = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Helm did not render the chart; its message."""
+
+
+def render(*values: Path | Mapping[str, Any], release: str = "orders", namespace: str = "archive") -> list[Object]:
+    """Return the objects of a release with these values, later ones over earlier ones; raises RefusedError."""
+    words: list[str] = ["template", release, str(CHART), "--namespace", namespace, *KUBE_VERSION]
+    with tempfile.TemporaryDirectory() as directory:
+        for index, each in enumerate(values):
+            path = each
+            if isinstance(each, Mapping):
+                path = Path(directory) / f"{index}.yaml"
+                path.write_text(yaml.safe_dump(dict(each)))
+            words += ["--values", str(path)]
+        return [each for each in yaml.safe_load_all(helm(*words)) if each]
+
+
+def helm(*words: str) -> str:
+    """Run helm; what it prints. Raises RefusedError."""
+    done = subprocess.run([tool(HELM), *words], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RefusedError(done.stderr or done.stdout)
+    return done.stdout
+
+
+def check_schemas(objects: Iterable[Object], versions: Sequence[str] = VERSIONS) -> None:
+    """Fail for an object that a version of Kubernetes would refuse, or that has a field it does not know."""
+    for each in objects:
+        if each["kind"] not in CUSTOM:
+            for version in versions:
+                kubernetes_validate.validate(json.loads(json.dumps(each)), version, strict=True)
+
+
+def by_kind(objects: Iterable[Object]) -> dict[str, Object]:
+    """Return the objects by kind, those of a kind that has several by kind and name."""
+    found: dict[str, Object] = {}
+    listed = list(objects)
+    kinds = [each["kind"] for each in listed]
+    for each in listed:
+        kind = each["kind"]
+        found[kind if kinds.count(kind) == 1 else f"{kind}/{each['metadata']['name']}"] = each
+    return found
+
+
+def pod(workload: Object) -> Object:
+    """Return the pod's spec of a Deployment or CronJob."""
+    spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
+    found: Object = spec["template"]["spec"]
+    return found
