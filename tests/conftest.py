@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 import tempfile
 import warnings
@@ -34,8 +35,13 @@ settings.load_profile("loaded")  # the machine may be busy with anything
 
 
 def pytest_configure() -> None:
-    """Have every Spark start sooner: this process's, its workers' and those of the commands that they run."""
+    """Have every Spark start sooner: this process's, its workers' and those of the commands that they run.
+
+    Under nohup, captures would inherit that SIGHUP is ignored; a handler is not inherited.
+    """
     java.use()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(optionalhook=True)
