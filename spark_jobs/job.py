@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 """Exit code after SIGINT, by shell convention."""
 _CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
 """Py4J's prefix of a JVM error, including the Java class of errors with an error class in brackets."""
+_PY4J_LOGS = (None, "py4j.java_gateway", "py4j.clientserver")
 _NOT_INSTALLED = (
     "install jetcapture where Spark runs, or pass it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
@@ -68,10 +70,20 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     with warnings.catch_warnings():
         # Connect sets all of them again on the session and warns about static ones
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
-        spark = builder.getOrCreate()
+        with _same_interrupt_handler():
+            spark = builder.getOrCreate()
     if _TIME_ZONE not in spark.conf.getAll:  # not set by spark-submit, a file or the server
         spark.conf.set(_TIME_ZONE, "UTC")
     return spark
+
+
+@contextmanager
+def _same_interrupt_handler() -> Iterator[None]:
+    """Restore the handler of SIGINT: PySpark's own uses a connection to the JVM that may be in use."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def _found_by_spark() -> bool:
@@ -144,29 +156,60 @@ def guarded(name: str, job: Callable[[], object]) -> int:
     """Run `job`; print a failure in one line. Return 0, 1 on failure, 2 for an invalid setting, 130 if interrupted."""
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(logger).disabled = True  # PySpark also logs the errors that it raises, as JSON
-    logging.getLogger().addFilter(_not_of_py4j)
+    for source in _PY4J_LOGS:
+        logging.getLogger(source).addFilter(_not_of_py4j)
     try:
-        job()
+        with _no_interrupt_ignored():
+            job()
     except ConfigError as error:
         sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
         return 2
-    except (JetcaptureError, PySparkException, Py4JError, OSError) as error:
+    except (KeyboardInterrupt, JetcaptureError, PySparkException, Py4JError, OSError) as error:
+        if _was_interrupted(error):
+            sys.stderr.write(f"{name}: interrupted\n")
+            return _INTERRUPTED
         sys.stderr.write(f"{name}: {spark_error(error)}\n")
         return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: interrupted\n")
-        return _INTERRUPTED
     finally:
-        logging.getLogger().removeFilter(_not_of_py4j)
+        for source in _PY4J_LOGS:
+            logging.getLogger(source).removeFilter(_not_of_py4j)
     return 0
 
 
+@contextmanager
+def _no_interrupt_ignored() -> Iterator[None]:
+    """Repeat SIGINT when Python ignores its KeyboardInterrupt, as in the callbacks that release Py4J's objects."""
+    default, repeats = sys.unraisablehook, list[threading.Timer]()
+
+    def hook(ignored: sys.UnraisableHookArgs) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            default(ignored)
+        elif (main := threading.main_thread().ident) is not None:  # once the callback has returned
+            repeats.append(threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)))
+            repeats[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = default
+        for repeat in repeats:
+            repeat.cancel()
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether this is KeyboardInterrupt, or an error of Py4J's own handling of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """Drop the tracebacks that Py4J logs with the root logger, even for interrupts."""
+    """Drop the tracebacks that Py4J logs, also with the root logger, even for interrupts."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
-def spark_error(error: Exception) -> str:
+def spark_error(error: BaseException) -> str:
     """Describe a Spark error in one line; for an error of a Python worker, the exception raised there."""
     text = error.getMessage() if isinstance(error, PySparkException) else _CALL.sub("", str(error))
     text = (text or type(error).__name__).strip()

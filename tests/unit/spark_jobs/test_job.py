@@ -1,0 +1,52 @@
+"""How a job ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+
+import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+from jetcapture_py.errors import ConfigError, JetcaptureError
+from spark_jobs.job import guarded
+
+
+def raising(error: BaseException) -> None:
+    raise error
+
+
+def interrupted_in_py4j() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise Py4JError("Gateway must be connected to send cancel cmd.")  # noqa: B904 - Py4J doesn't either
+
+
+def interrupted_in_a_callback() -> None:
+    released = Py4JError()
+    reference = weakref.ref(released, lambda _: signal.raise_signal(signal.SIGINT))
+    del released
+    assert reference() is None
+    threading.Event().wait(60)
+    raise AssertionError("not interrupted")
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "said"),
+    [
+        (lambda: None, 0, ""),
+        (lambda: raising(JetcaptureError("no such stream")), 1, "query: no such stream\n"),
+        (lambda: raising(ConfigError("store.url: a", "stream: b")), 2, "query: store.url: a\nquery: stream: b\n"),
+        (lambda: raising(KeyboardInterrupt()), 130, "query: interrupted\n"),
+        (interrupted_in_py4j, 130, "query: interrupted\n"),
+        (interrupted_in_a_callback, 130, "query: interrupted\n"),
+    ],
+)
+def test_a_job_ends_with_one_line_and_an_exit_code(
+    job: object, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(job)
+    assert guarded("query", job) == code
+    assert capsys.readouterr().err == said
