@@ -81,9 +81,11 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
 def _same_interrupt_handler() -> Iterator[None]:
     """Restore the handler of SIGINT: PySpark's own uses a connection to the JVM that may be in use."""
     before = signal.getsignal(signal.SIGINT)
-    yield
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _found_by_spark() -> bool:

@@ -7,7 +7,6 @@ place that acknowledges, and it only ever sees blocks that `_store` has stored.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from jetcapture_py.archive.block_writer import BlockWriter
 from jetcapture_py.capture import acknowledging, parts, side_tasks, startup_checks
@@ -69,7 +68,7 @@ class Capture:
                     await asyncio.wait((intake, stopped), return_when=asyncio.FIRST_COMPLETED)
                     await self._drain(intake)
                 finally:
-                    await _end(intake, stopped, *others)
+                    await side_tasks.end(intake, stopped, *others)
         finally:
             await state.close()
         if state.source.failure is not None:
@@ -141,12 +140,3 @@ class Capture:
         await last_mark(state)
         await self.announcer.finish(deadline)
         await acknowledging.check_drained(state, pulls_ended=pulls_ended)
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks until they have ended: nats-py swallows a cancellation during a flush."""
-    pending = set(tasks)
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=1)

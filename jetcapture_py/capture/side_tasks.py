@@ -129,3 +129,12 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
             stop.set()
         elif consumer.pending == 0:
             state.send_to_store(state.blocks.seal_all("caught_up"))
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks until they have ended: nats-py swallows a cancellation during a flush."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)

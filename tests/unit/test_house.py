@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("jetcapture_py", "spark_jobs")
 MOST_LINES = 400
 MOST_MODULES = 12
+PIPELINE = ROOT / "jetcapture_py" / "capture" / "pipeline.py"
+MOST_OF_PIPELINE = 149
 PRIVATE = client.PRIVATE | transport.PRIVATE | {"_id"}
 """What `supported()` checks."""
 
@@ -55,6 +58,15 @@ def test_no_public_class_name_is_defined_twice() -> None:
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files()}
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_the_pipeline_is_one_short_file_without_libraries() -> None:
+    text = PIPELINE.read_text()
+    assert len(text.splitlines()) <= MOST_OF_PIPELINE
+    nodes = list(ast.walk(ast.parse(text)))
+    modules = {node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert {module.partition(".")[0] for module in modules} <= {"jetcapture_py", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
