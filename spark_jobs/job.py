@@ -70,22 +70,10 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
     with warnings.catch_warnings():
         # Connect sets all of them again on the session and warns about static ones
         warnings.filterwarnings("ignore", "Failed to set ", module="pyspark.sql.connect.conf")
-        with _same_interrupt_handler():
-            spark = builder.getOrCreate()
+        spark = builder.getOrCreate()
     if _TIME_ZONE not in spark.conf.getAll:  # not set by spark-submit, a file or the server
         spark.conf.set(_TIME_ZONE, "UTC")
     return spark
-
-
-@contextmanager
-def _same_interrupt_handler() -> Iterator[None]:
-    """Restore the handler of SIGINT: PySpark's own uses a connection to the JVM that may be in use."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
 
 
 def _found_by_spark() -> bool:
@@ -187,7 +175,7 @@ def _no_interrupt_ignored() -> Iterator[None]:
         if not issubclass(ignored.exc_type, KeyboardInterrupt):
             default(ignored)
         elif (main := threading.main_thread().ident) is not None:  # once the callback has returned
-            repeats.append(threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)))
+            repeats.append(threading.Timer(1, signal.pthread_kill, (main, signal.SIGINT)))
             repeats[-1].start()
 
     sys.unraisablehook = hook
@@ -200,10 +188,10 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether this is KeyboardInterrupt, or an error of Py4J's own handling of it."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    """Whether this is KeyboardInterrupt, or an error while PySpark or Py4J handled one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | JetcaptureError):
+        error = error.__context__
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:

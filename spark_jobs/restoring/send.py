@@ -60,6 +60,8 @@ async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[st
                     count, chunks = await _patiently(future, restore)
                     for chunk in chunks:
                         await restore.send(chunk)
+                        if (task := asyncio.current_task()) is not None and task.cancelling():
+                            raise asyncio.CancelledError  # nats-py swallows a cancellation during a flush
                     sent(count)
                 await restore.send(b"".join(backup.framed(backup.END)))
                 return await restore.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
+from collections.abc import Iterator
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -25,12 +26,20 @@ def interrupted_in_py4j() -> None:
 
 
 def interrupted_in_a_callback() -> None:
-    released = Py4JError()
+    released = Py4JError()  # as a reference to a Java object
     reference = weakref.ref(released, lambda _: signal.raise_signal(signal.SIGINT))
     del released
     assert reference() is None
     threading.Event().wait(60)
     raise AssertionError("not interrupted")
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt even if the tests run in the background, where a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

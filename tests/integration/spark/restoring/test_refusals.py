@@ -299,6 +299,29 @@ sys.exit(restore.main(sys.argv[1:]))
 """
 
 
+def test_a_cancellation_that_a_flush_swallows_ends_the_restore(nats_server: Start, large: Archive) -> None:
+    server = nats_server()
+    prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
+    send, created = StreamRestore.send, StreamRestore.create
+
+    async def create(restoring: StreamRestore, head: bytes) -> None:
+        await created(restoring, head)
+        patch.setattr(StreamRestore, "send", swallowing)
+
+    async def swallowing(restoring: StreamRestore, data: bytes) -> None:
+        patch.setattr(StreamRestore, "send", send)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await send(restoring, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamRestore, "create", create)
+        with pytest.raises(JetcaptureError, match="terminated; the incomplete stream ORDERS was removed"):
+            restore(prepared, NatsConfig(servers=(server.url,)))
+    assert asyncio.run(streams(server.url)) == []
+
+
 def test_further_signals_do_not_end_the_removal_of_the_incomplete_stream(nats_server: Start, large: Archive) -> None:
     server = nats_server()
     prepared = prepare(Wanted(url=large.url, stream="ORDERS", name="ORDERS"))
