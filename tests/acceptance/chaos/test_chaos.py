@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,16 @@ def test_nothing_is_lost_or_read_twice_when_s3_answers_wrongly_late_or_not_at_al
 
 
 def test_nothing_is_lost_or_read_twice_when_consumer_and_stream_are_deleted_and_created_again(tmp_path: Path) -> None:
-    order = ["daemon.stop", *(name for fault in HISTORY for name in (fault, "daemon.stop"))]  # it writes the watermark
-    outcome = survive(tmp_path, in_turn(order, pause=0.3), Shape(**QUICK, replicas=3))
+    order = [name for fault in HISTORY for name in (fault, "daemon.stop")]
+
+    async def marked(world: World) -> None:
+        await in_turn(["daemon.stop"], pause=0.3)(world)  # it writes the watermark
+        while not any((tmp_path / "archive" / "_watermark").glob("*.json")):
+            world.check_alive()
+            await asyncio.sleep(0.1)
+        await in_turn(order, pause=0.3)(world)
+
+    outcome = survive(tmp_path, marked, Shape(**QUICK, replicas=3))
     assert 0 < outcome.verdict.excused < outcome.published
     assert outcome.verdict.watermarks >= 1
 
