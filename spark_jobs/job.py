@@ -39,6 +39,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 _CALL = re.compile(r"^An error occurred while calling \S+\n: (?:[\w.]+: (?=\[))?")
 """Py4J's prefix of a JVM error, including the Java class of errors with an error class in brackets."""
 _PY4J_LOGS = (None, "py4j.java_gateway", "py4j.clientserver")
+"""Loggers that Py4J writes tracebacks to; None is the root logger."""
 _NOT_INSTALLED = (
     "install jetcapture where Spark runs, or pass it to spark-submit with --py-files and call "
     "spark.dataSource.register(NatsDataSource), from spark_jobs.datasource"
@@ -149,7 +150,7 @@ def guarded(name: str, job: Callable[[], object]) -> int:
     for source in _PY4J_LOGS:
         logging.getLogger(source).addFilter(_not_of_py4j)
     try:
-        with _no_interrupt_ignored():
+        with _ignored_interrupts_repeated():
             job()
     except ConfigError as error:
         sys.stderr.writelines(f"{name}: {problem}\n" for problem in error.problems)
@@ -167,7 +168,7 @@ def guarded(name: str, job: Callable[[], object]) -> int:
 
 
 @contextmanager
-def _no_interrupt_ignored() -> Iterator[None]:
+def _ignored_interrupts_repeated() -> Iterator[None]:
     """Repeat SIGINT when Python ignores its KeyboardInterrupt, as in the callbacks that release Py4J's objects."""
     default, repeats = sys.unraisablehook, list[threading.Timer]()
 

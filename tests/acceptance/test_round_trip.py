@@ -18,7 +18,7 @@ from spark_jobs.compact import compact
 from spark_jobs.replay import replay
 from tests.support.amount import sample_of
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Command, connection, objects, settings
+from tests.support.running import STREAM, Command, connection, objects, remove_unfinished, settings
 from tests.support.streams import Stored, read_stream
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def test_a_stream_captured_through_crashes_compacted_and_replayed_is_the_same_st
     assert len(before) == MESSAGES
     assert Counter(bool(each.headers) for each in before) == {True: MESSAGES * 9 // 10, False: MESSAGES // 10}
 
-    for path in root.rglob(".*.tmp"):
-        path.unlink()  # what a kill left unfinished, and nobody reads
+    remove_unfinished(root)
     many = len(objects(root))
     summary = compact(spark, str(root), STREAM, older_than=0, grace=0)
     assert not summary.errors

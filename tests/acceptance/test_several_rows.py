@@ -16,7 +16,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from spark_jobs.archive import read_archive
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, Command, connection, objects, settings
+from tests.support.running import CONSUMER, STREAM, Command, connection, objects, remove_unfinished, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,8 +75,7 @@ def test_every_row_of_messages_with_many_rows_is_read_once_after_kills(
     root = tmp_path / "archive"
     server = nats_server()
     asyncio.run(capture_through_kills(server.url, tmp_path, root))
-    for path in root.rglob(".*.tmp"):
-        path.unlink()  # what a kill left unfinished, and nobody reads
+    remove_unfinished(root)
     frame = read_archive(spark, str(root), STREAM)
     has_payload = frame[layout.PAYLOAD].isNotNull().alias("has_payload")
     found = frame.select("number", layout.SEQ, layout.ROW, "key", has_payload).collect()

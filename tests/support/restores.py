@@ -23,7 +23,7 @@ import pyarrow as pa
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Command, settings
+from tests.support.running import STREAM, Command, remove_unfinished, settings
 
 SUBJECTS = ("orders.>",)
 HOT = 300
@@ -156,8 +156,7 @@ def capture(url: str, directory: Path, root: Path, kills: int) -> None:
             replica.kill()
     last = Command(directory, configuration, "last").start("--until-caught-up")
     assert last.wait(1200) == 0, last.log
-    for path in root.rglob(".*.tmp"):
-        path.unlink()  # what a kill left unfinished, and nobody reads
+    remove_unfinished(root)
 
 
 def compact_all(spark: Any, root: Path, *, quarantine: bool) -> Any:

@@ -138,6 +138,12 @@ def objects(root: Path) -> list[layout.ObjectName]:
     return found
 
 
+def remove_unfinished(root: Path) -> None:
+    """Remove what a kill left unfinished: temporary files, which nobody reads."""
+    for path in root.rglob(".*.tmp"):
+        path.unlink()
+
+
 def _goes(path: Path, timeout: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout
     while path.exists() and time.monotonic() < deadline:

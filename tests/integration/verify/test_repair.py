@@ -37,6 +37,7 @@ from tests.support.running import (
     consumer,
     objects,
     publish,
+    remove_unfinished,
     rows,
     running,
     settings,
@@ -287,8 +288,7 @@ def test_a_repair_that_is_killed_is_finished_by_another_one(nats_server: Start, 
     report = json.loads(done.stdout)
     assert (report["complete"], report["missing"], report["damaged"]) == (True, 0, [])
     assert report["repair"]["messages"] <= count
-    for half in root.rglob(".*.tmp"):  # hidden from readers, as after any kill
-        half.unlink()
+    remove_unfinished(root)
     assert contents(root) == before
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.count('"stored": 0') == 1
 
