@@ -7,10 +7,23 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING
 
-from jetcapture_py.config.model import Config
+if TYPE_CHECKING:
+    from jetcapture_py.config.model import Config
 
 WEBSOCKETS = "aiohttp"
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Disable garbage collection inside the block, and exempt what it leaves, such as imported modules, afterwards."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextlib.contextmanager
@@ -22,14 +35,10 @@ def imports(*configs: Config, env: MutableMapping[str, str] = os.environ) -> Ite
     """
     if not any(each.has_user_code for each in configs):  # user code may need them
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.disable()
-    try:
+    with without_collection():
         if not any(each.nats.has_websockets for each in configs):
             _without_websockets()
         yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _without_websockets() -> None:

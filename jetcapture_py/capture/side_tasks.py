@@ -127,7 +127,8 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         consumer = state.source.state
         if consumer.pending == 0 and consumer.unacked == 0 and state.unacked == 0:
             stop.set()
-        elif consumer.pending == 0:
+            return
+        if consumer.pending == 0:
             state.send_to_store(state.blocks.seal_all("caught_up"))
 
 
