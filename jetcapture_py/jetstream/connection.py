@@ -33,6 +33,8 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 {seed}
 ------END USER NKEY SEED------
 """
+_RENEWED = ("password", "token", "tls")
+"""Options that nats-py does not read again by itself, as it does with a file of credentials."""
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 _NO_MESSAGE = 1 << 62
@@ -72,7 +74,8 @@ async def connect(
 ) -> Connection:
     """Connect; unreachable servers are tried again for `timeout` seconds, a refusal is final.
 
-    Once connected, reconnect attempts are unlimited. Raises SourceError, and ConfigError for a missing extra.
+    Once connected, reconnect attempts are unlimited, each with the current content of files with passwords, tokens,
+    credentials and certificates. Raises SourceError, and ConfigError for a missing extra.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -83,7 +86,7 @@ async def connect(
         async def note(error: Exception, problem: list[Exception] = problem) -> None:
             problem.append(error)
 
-        client = Connection(require_tls=_wants_tls(config))
+        client = Connection(require_tls=_wants_tls(config), renewed=lambda: _renewed(config))
         try:
             await client.connect(
                 **options,
@@ -151,6 +154,14 @@ def _options(config: NatsConfig) -> dict[str, Any]:
         options["tls"] = _tls(config)
         options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
     return options
+
+
+def _renewed(config: NatsConfig) -> dict[str, Any]:
+    """Return the options that were read from files, which may have been replaced; nothing while one cannot be read."""
+    try:
+        return {name: value for name, value in _options(config).items() if name in _RENEWED}
+    except SourceError:
+        return {}
 
 
 def _secret(value: SecretStr | None, file: Any, path: str) -> str:

@@ -114,6 +114,91 @@ def test_tls_before_the_servers_first_word(nats_server: Start, tmp_path: Path) -
     assert asyncio.run(login(servers=[server.url.replace("nats://", "tls://")], tls=tls))
 
 
+async def rotate(server: NatsServer, settings: dict[str, Any], changed: str, replace: Callable[[], object]) -> None:
+    """Restart the server with other settings; once it refuses the client, replace the client's files."""
+    refused, reconnected = asyncio.Event(), asyncio.Event()
+
+    async def failed(error: Exception) -> None:
+        if any(word in str(error).lower() for word in ("authorization", "certificate verify failed")):
+            refused.set()
+
+    async def connected() -> None:
+        reconnected.set()
+
+    config = NatsConfig.model_validate({"servers": [server.url], **settings})
+    client = await connect(config, "test", timeout=10, on_reconnected=connected, on_error=failed)
+    await asyncio.to_thread(server.stop)
+    server.extra_config = changed
+    await asyncio.to_thread(server.start)
+    async with asyncio.timeout(60):
+        await refused.wait()
+        replace()
+        await reconnected.wait()
+        await client.flush()
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "settings"),
+    [
+        ("authorization {{ user: app, password: {} }}", {"user": "app", "password_file": "secret"}),
+        ("authorization {{ token: {} }}", {"token_file": "secret"}),
+    ],
+    ids=("password", "token"),
+)
+def test_a_secret_that_changes_is_read_again(
+    nats_server: Start, tmp_path: Path, authorization: str, settings: dict[str, str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("first")
+    server = nats_server(authorization.format("first"))
+    settings = {name: str(secret) if value == "secret" else value for name, value in settings.items()}
+    asyncio.run(rotate(server, settings, authorization.format("second"), lambda: secret.write_text("second")))
+
+
+def test_a_secret_that_cannot_be_read_again_stays_as_it_was(nats_server: Start, tmp_path: Path) -> None:
+    async def restarted() -> None:
+        reconnected = asyncio.Event()
+
+        async def connected() -> None:
+            reconnected.set()
+
+        config = NatsConfig.model_validate({"servers": [server.url], "user": "app", "password_file": str(secret)})
+        client = await connect(config, "test", timeout=10, on_reconnected=connected)
+        secret.unlink()
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(60):
+            await reconnected.wait()
+        await client.close()
+
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    server = nats_server("authorization { user: app, password: s3cret }")
+    asyncio.run(restarted())
+
+
+def test_certificates_that_change_are_read_again(nats_server: Start, tmp_path: Path) -> None:
+    def issue(name: str) -> str:
+        (tmp_path / name).mkdir()
+        authority = certificate(tmp_path / name, "ca", None)
+        certificate(tmp_path / name, "server", authority)
+        certificate(tmp_path / name, "client", authority)
+        return (
+            f'tls {{ cert_file: "{tmp_path}/{name}/server.pem", key_file: "{tmp_path}/{name}/server-key.pem", '
+            f'ca_file: "{tmp_path}/{name}/ca.pem", verify: true }}'
+        )
+
+    def replace() -> None:
+        for file in ("ca.pem", "client.pem", "client-key.pem"):
+            (tmp_path / "second" / file).rename(tmp_path / "first" / file)
+
+    server = nats_server(issue("first"))
+    files = {"ca": "ca.pem", "cert": "client.pem", "key": "client-key.pem"}
+    tls = {name: str(tmp_path / "first" / file) for name, file in files.items()}
+    asyncio.run(rotate(server, {"tls": tls}, issue("second"), replace))
+
+
 def test_credentials_are_never_sent_in_the_clear_when_tls_is_configured(nats_server: Start) -> None:
     server = nats_server("authorization { user: app, password: s3cret }")
     with pytest.raises(SourceError, match="TLS is configured, but the server does not offer it"):

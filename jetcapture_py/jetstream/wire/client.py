@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from nats.aio.client import Client, Srv
@@ -31,11 +31,17 @@ Hook = Callable[[], Awaitable[None]]
 
 
 class Connection(Client):
-    """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects."""
+    """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects.
 
-    def __init__(self, *, fast: bool = True, require_tls: bool = False) -> None:
+    `renewed` is called before each attempt to connect; nats-py's options that it returns replace the ones before.
+    """
+
+    def __init__(
+        self, *, fast: bool = True, require_tls: bool = False, renewed: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
         super().__init__()
         self._require_tls = require_tls
+        self._renewed = renewed
         self.inboxes: dict[int, Inbox] = {}
         self._filling: dict[int, Subscription] = {}
         self.denials = Denials()
@@ -106,6 +112,9 @@ class Connection(Client):
             raise receive_failed(error) from error
 
     async def _connect_to_server(self, s: Srv) -> None:
+        self.options.update(self._renewed())
+        if self._transport:
+            self._transport.close()  # nats-py leaves it open if the server refused the last attempt
         if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
             await super()._connect_to_server(s)
         else:
