@@ -17,7 +17,7 @@ WEBSOCKETS = "aiohttp"
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable garbage collection inside the block, and exempt what it leaves, such as imported modules, afterwards."""
+    """Disable garbage collection inside the block; exempt what exists afterwards, such as imported modules."""
     gc.disable()
     try:
         yield

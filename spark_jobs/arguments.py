@@ -203,12 +203,12 @@ class QueryArguments(ArchiveArguments):
     ] = False
     event_start: Annotated[
         datetime | None,
-        Option("--event-from", metavar="TIME", help="As --from, by the time that block.time names."),
+        Option("--event-from", metavar="TIME", help="Like --from, but filters by the time in block.time."),
         Parsed(parse_time),
     ] = None
     event_end: Annotated[
         datetime | None,
-        Option("--event-to", metavar="TIME", help="As --to, by the time that block.time names."),
+        Option("--event-to", metavar="TIME", help="Like --to, but filters by the time in block.time."),
         Parsed(parse_time),
     ] = None
     engine: Annotated[

@@ -201,10 +201,10 @@ class CompactCommand(PartArguments):
         Parsed(parse_duration),
     ] = GRACE
     incomplete: Annotated[
-        bool, Option("--incomplete", help="Also compact buckets that are not complete by the archive's watermark.")
+        bool, Option("--incomplete", help="Also compact buckets that the watermark has not passed yet.")
     ] = False
     bundles: Annotated[
-        int, Option(metavar="N", help="Move all objects to N bundles, as with block.bundles. [default: leave them]")
+        int, Option(metavar="N", help="Move all objects to N bundles, as with block.bundles; 0 leaves them.")
     ] = 0
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done without doing it.")] = False
     json: Annotated[bool, Option("--json", help="Print the summary as JSON.")] = False

@@ -62,7 +62,7 @@ def _complete(chosen: QueryArguments) -> datetime:
     known = watermark.read(place.fs, place.root, chosen.stream)
     if known is None:
         raise JetcaptureError(
-            f"{place.shown} has no watermark of stream {chosen.stream}: the complete range is unknown"
+            f"{place.shown} has no watermark for stream {chosen.stream}, which --complete-only needs: omit it"
         )
     end, asked = known.time + timedelta(microseconds=1), chosen.end  # an end is exclusive
     if asked is not None and asked <= end:

@@ -31,7 +31,7 @@ DECODER_SLOW = 30.0
 
 
 def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) -> list[Coroutine[Any, Any, None]]:
-    """The side tasks of a capture, each to run until it is cancelled."""
+    """The side tasks of a capture; the caller cancels those still running at the end."""
     work = [_seal_by_age(state), _keep_alive(state), _watch(state), _watch_decoder(state), _mark(state)]
     if not state.config.block.bundles:
         work.append(_watch_keys(state))
@@ -115,7 +115,7 @@ async def _mark(state: CaptureState) -> None:
 
 async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
     """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
-    while True:
+    while not stop.is_set():
         await asyncio.sleep(CATCH_UP_POLL)
         if state.preparing or state.source.idle_for() < CATCH_UP_POLL:
             continue
@@ -127,8 +127,7 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         consumer = state.source.state
         if consumer.pending == 0 and consumer.unacked == 0 and state.unacked == 0:
             stop.set()
-            return
-        if consumer.pending == 0:
+        elif consumer.pending == 0:
             state.send_to_store(state.blocks.seal_all("caught_up"))
 
 

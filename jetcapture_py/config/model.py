@@ -204,7 +204,10 @@ class Config(Section):
             raise wrong("decode.format", "only raw with source.object_store, whose messages are parts of files")
         field = self.block.time != "timestamp" and not self.block.time.startswith("header.")
         if self.source.bucket is not None and field and self.block.time_fallback is None:
-            raise wrong("block.time_fallback", "required with source.bucket and a field, which deletions do not have")
+            raise wrong(
+                "block.time_fallback",
+                "required with source.bucket and a field: deletions have none, so set it to timestamp",
+            )
         return self
 
     @model_validator(mode="after")

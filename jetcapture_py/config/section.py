@@ -15,7 +15,7 @@ def human(text: str, description: str) -> Any:
 class Section(BaseModel):
     """A section of settings; immutable."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     keeps_null: ClassVar[frozenset[str]] = frozenset()
     """Settings for which null differs from a missing setting."""
 

@@ -161,9 +161,9 @@ class ConfigFiles:
         if self._listen is None and listen not in (None, now):
             return f"http.listen: expected {now}, as when the process started, got {listen}; restart the process"
         if config.has_user_code and not process.user_code:
-            return "your own code can only be used if the process started with some; restart the process"
+            return "the process started without support for your own code; restart the process to use it"
         if config.nats.has_websockets and not process.websockets:
-            return "nats.servers: ws:// and wss:// can only be used if the process started with some; restart it"
+            return "nats.servers: the process started without support for ws:// and wss://; restart it to use them"
         return ""
 
 
@@ -202,7 +202,10 @@ def _taken(path: Path, config: Config, taken: Mapping[tuple[str, ...], Path]) ->
         return f"captures are named after their files, and {taken[name]} is called {path.stem} as well; rename one"
     if work in taken:
         source = config.source
-        return f"stream {source.stream}, consumer {source.consumer} and store.url are those of {taken[work]}"
+        return (
+            f"{taken[work]} already captures stream {source.stream} with consumer {source.consumer} into this archive; "
+            "remove one of the two files"
+        )
     return ""
 
 

@@ -63,7 +63,8 @@ class Consumer:
                 self._fail(error)
             return False
         if not self._watch.is_same(state, asyncio.get_running_loop().time()):
-            self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again"))
+            remedy = "restart to capture from the new one, then run jetcapture verify"
+            self._fail(SourceError(f"consumer {name} of stream {stream} was deleted and created again; {remedy}"))
             return False
         if problem := unusable(stream, name, state.config):
             self._fail(SourceError(problem))

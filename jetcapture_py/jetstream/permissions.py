@@ -1,7 +1,7 @@
 """Report what the server does not allow this user.
 
-Nobody answers a request that is not allowed, or whose answer may not be received: the server sends an error that names
-the subject, and that is all. Here who waits for the answer is told at once, and not by a timeout.
+The server does not answer a request that is denied, or whose reply subject is denied; it only sends an error that names
+the subject. This module fails the waiting request immediately instead of letting it time out.
 """
 
 from __future__ import annotations

@@ -279,6 +279,6 @@ class StreamRestore:
 
     def _exists(self) -> SourceError:
         return SourceError(
-            f"stream {self.stream} exists: a restore creates its stream; choose another name, or remove what an "
-            f"interrupted restore has left with: nats stream rm {self.stream}"
+            f"stream {self.stream} already exists: restore under another name with --as; only if an interrupted "
+            f"restore left it behind, delete it first: nats stream rm {self.stream}"
         )

@@ -228,7 +228,9 @@ def _retention(
     held = config.block.max_age
     if seconds < max(_SHORT_RETENTION, held) or (outage is not None and seconds < outage):
         longest = format_duration(max(held, wanted))
-        findings.problem("retention", f"{text}: a longer outage loses messages; raise it to {longest} or more")
+        findings.problem(
+            "retention", f"{text}: a longer outage loses messages; raise {setting} to keep {longest} or more"
+        )
     elif seconds < wanted:
         findings.warning("retention", f"{text}: a longer outage loses messages; {format_duration(wanted)} is safer")
     else:

@@ -97,7 +97,8 @@ async def check_plans(session: ReadSession, config: Config, findings: Findings) 
             findings.ok(plan.kind, f"{where} does not exist yet; it will be created")
         elif plan.action == "update" and not plan.possible:
             fixed = ", ".join(change.name for change in plan.changes if change.refusal)
-            findings.warning(plan.kind, f"{where} differs in {names}; {fixed} cannot be changed in place")
+            text = f"{where} differs in {names}; {fixed} cannot be changed in place"
+            findings.warning(plan.kind, f"{text}: see `jetcapture apply --dry-run` for the reasons")
         elif plan.action == "update":
             findings.warning(plan.kind, f"{where} differs in {names}; see `jetcapture apply --dry-run`")
         else:
@@ -167,7 +168,8 @@ def check_limits(
     ):
         if 0 < most <= used:
             findings.problem(
-                "account", f"{whose} allows {most} consumers and has {used}; the capture's own is one more"
+                "account" if whose == "the account" else "stream",
+                f"{whose} allows {most} consumers and has {used}; raise max_consumers, or delete an unused consumer",
             )
 
 

@@ -137,7 +137,8 @@ class Metrics(Collector):
         yield _gauge("lag_seconds", "Age of the oldest message not stored; use the maximum over replicas", lag)
         if capture.watermark is not None:
             time = capture.watermark.time.timestamp()
-            yield _gauge("watermark_timestamp_seconds", "All messages of the stream before this time are stored", time)
+            text = "Every message that the consumer selects, up to this time, is stored; seconds since the epoch"
+            yield _gauge("watermark_timestamp_seconds", text, time)
 
 
 class JoinedMetrics(Collector):

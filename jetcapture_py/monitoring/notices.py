@@ -127,7 +127,7 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
         yield Notice(
             level="warning",
             text=f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour.",
-            action="Nothing is lost. Fix the producer or the decoder by the reasons below, then publish them again: "
+            action="Nothing is lost. Use the reasons below to fix the producer or decoder, then publish them again: "
             "jetcapture spark replay --quarantine.",
         )
 
@@ -160,8 +160,8 @@ def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
         yield Notice(
             level="warning",
             text=behind,
-            action="Everything is delivered, so it waits for a store or is held by another replica; look at their "
-            "pages.",
+            action="Every message is delivered, so it is waiting for the store or held by another replica; check the "
+            "status pages of all replicas.",
         )
 
 

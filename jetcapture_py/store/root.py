@@ -186,5 +186,5 @@ def _read_marker(handle: int, root: str) -> str | None:
     except (ValueError, TypeError, KeyError):
         found = None
     if not isinstance(found, str) or not found:
-        raise StoreError(f"{root}/{MARKER} is damaged; remove it if {root} is the archive, and restart")
+        raise StoreError(f"{root}/{MARKER} is damaged; if {root} is the archive, delete only this file, then restart")
     return found

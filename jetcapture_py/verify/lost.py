@@ -261,7 +261,7 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> L
         messages=messages,
         **ranges,
         summary=f"{_count(messages)} {_are(messages)} archived and gone from the stream; {why}{doubt}",
-        action="none if they were meant to go; the archive keeps them",
+        action="if they were removed on purpose, do nothing: the archive still has them",
     )
 
 

@@ -134,7 +134,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"content: {_count(report.content_compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:
         parts = ", ".join(_layout(each) for each in report.layouts)
-        yield f"layouts: {parts}; readers take all objects of a bucket that has several layouts for one group"
+        yield f"layouts: {parts}; readers treat all objects of a bucket with several layouts as one group"
     if report.holes:
         yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
@@ -165,8 +165,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
     if report.gaps:
         yield (
-            f"gaps that cannot be proven: {_count(report.gap_sequences, 'sequence')} that the archive skips where the "
-            "stream no longer has messages; deleted messages and other subjects leave such gaps as well"
+            f"unverifiable gaps: {_count(report.gap_sequences, 'sequence')} that neither archive nor stream has; "
+            "deleted messages and messages of other subjects also leave such gaps"
         )
         yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
     if report.watermark is not None:

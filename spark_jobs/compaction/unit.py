@@ -31,7 +31,7 @@ SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"
 CHANGED = "another compaction changed it meanwhile"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
-SEVERAL = "bundles of several numbers; only those of one number were merged"
+SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"
 INDIVISIBLE = "the number of its bundles is not a multiple of --bundles"
 TAKEN = "a column is called bundle, which is a name of the archive's"
 

@@ -92,7 +92,7 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
     ] = None
     max_gap: Annotated[
         float | None,
-        Option(metavar="DURATION", help="With --policy original: the longest pause, after --speed: 5s."),
+        Option(metavar="DURATION", help="With --policy original: the longest pause, after --speed, such as 5s."),
         Parsed(parse_duration),
     ] = None
     rate: Annotated[float | None, Option(metavar="N", help="Maximum messages per second."), Parsed(_positive)] = None

@@ -101,4 +101,4 @@ class Limits:
     def _full(self, name: str, limit: str, held: str, published: str) -> str:
         if self.refuses:
             return f"keeps {limit} ({name}, discard new) and holds {held}: it would refuse some of {published}"
-        return f"keeps {limit} ({name}): it would remove the first of {published} again"
+        return f"keeps {limit} ({name}): it would discard the oldest of {published}"

@@ -124,7 +124,7 @@ def collect(
     every = source.objects()
     if choice.keys is not None and any(stored.name.bundle for stored in every):
         raise JetcaptureError(
-            f"{source.place.shown} has many keys in bundles, and a report is about whole objects: leave out the keys"
+            f"{source.place.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"
         )
     shared = _shared(every, dedupe)
     copies: dict[ObjectName, int] = {}

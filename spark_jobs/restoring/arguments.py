@@ -80,8 +80,8 @@ class RestoreCommand(LoginArguments, StoreArguments):
         str | None,
         Option(
             metavar="TIME",
-            help="Which incarnation of a stream that was created again: the beginning of its creation time. By default "
-            "the last one.",
+            help="If the stream was recreated, which incarnation to restore, by a prefix of its creation time. By "
+            "default the latest.",
         ),
     ] = None
     stream_config: Annotated[

@@ -200,9 +200,9 @@ def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
         second = np.flatnonzero(clash)[0]
         later = format_time(moment_of(int(times[second - 1 : second + 1].max())))
         raise JetcaptureError(
-            f"sequence {seqs[second]} has two messages: the server rewound the stream and gave it to another one at "
-            f"{later} (an earlier --to-time restores what it had until then), or the stream was created again, and the "
-            "objects do not tell which message is of which stream"
+            f"sequence {seqs[second]} has two messages: either the server rewound the stream and reused this number at "
+            f"{later} (restore the earlier state with a --to-time before that), or the stream was recreated and its "
+            "objects do not record which incarnation they belong to"
         )
     kept = order[~again]
     nanos = np.maximum(np.maximum.reduceat(nanos[order], np.flatnonzero(~again)), 0)

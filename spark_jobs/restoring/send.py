@@ -72,7 +72,7 @@ async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[st
                     raise
                 raise SourceError(
                     f"{str(error) or 'interrupted'}; the incomplete stream {order.stream} could not be removed "
-                    f"({reason}): remove it with nats stream rm {order.stream}"
+                    f"({reason}); if this restore created it, delete it: nats stream rm {order.stream}"
                 ) from error
 
 

@@ -76,8 +76,8 @@ def test_a_broken_file_is_reported_in_one_line_and_what_runs_goes_on(nats_server
         awaited(lambda: held(server.url, "SECOND") == MESSAGES + 10, "it goes on")
         running.drain()
     copy, unusable = [event["error"] for event in running.events("config.refused")][1:]
-    taken = f"stream FIRST, consumer archive and store.url are those of {directory}/first.yaml"
-    assert copy == f"{directory}/copy.yaml: {taken}"
+    taken = f"{directory}/first.yaml already captures stream FIRST with consumer archive into this archive"
+    assert copy == f"{directory}/copy.yaml: {taken}; remove one of the two files"
     assert unusable.startswith(f"{path}: store.options: az:// does not accept them; ValueError: unable to connect")
     assert len(list(running.events("capture.stopped"))) == 3, "nothing was stopped in between"
 

@@ -114,7 +114,8 @@ class Connection(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         self.options.update(self._renewed())
         if self._transport:
-            self._transport.close()  # nats-py leaves it open if the server refused the last attempt
+            # nats-py leaves it open if the server refused the last attempt
+            self._transport.close()  # type: ignore[no-untyped-call]
         if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
             await super()._connect_to_server(s)
         else:

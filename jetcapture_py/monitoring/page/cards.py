@@ -93,7 +93,7 @@ def _memory(facts: CaptureFacts, picture: Picture) -> Html:
     limit, rest = facts.memory_limit, max(0, facts.memory - facts.memory_open)
     parts: list[Part] = [
         ("here", facts.memory_open, f"{words.size(facts.memory_open)} in open blocks"),
-        *([("others", rest, f"{words.size(rest)} in flight")] if rest else []),
+        *([("others", rest, f"{words.size(rest)} being decoded or stored")] if rest else []),
     ]
     meter = _meter("Memory", parts, limit, words.size, 1 / OPEN_SHARE)
     note = _legend(parts, f"{words.share(facts.memory, limit)} of limits.memory")

@@ -217,7 +217,7 @@ def _progress(facts: CaptureFacts) -> Html:
     elif facts.has_watermark:
         rows.append(("Watermark", "none yet", ""))
     else:
-        rows.append(("Watermark", "none", "the store keeps objects only, or {key} is part of store.url"))
+        rows.append(("Watermark", "none", "this store cannot keep one, or store.url contains {key}"))
     if consumer is None:
         return _section("Stream and replicas", "The consumer is not known yet.", _list(rows))
     others = consumer.other_pulls or consumer.other_unacked

@@ -140,8 +140,8 @@ def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Seq
     if (origins[1:] < origins[:-1]).any():
         raise ValueError("the decoder returned message numbers that are not in order")
     named = [*failed, *origins[:1], *origins[-1:]]
-    if any(not 0 <= index < count for index in named):
-        raise ValueError(f"the decoder named message {max(named, key=abs)}, and was given {count}")
+    if wrong := [index for index in named if not 0 <= index < count]:
+        raise ValueError(f"the decoder returned message number {wrong[0]}; expected 0 to {count - 1}")
     times = np.bincount(failed, minlength=count) if failed else np.zeros(count, np.int64)
     times[np.unique(origins)] += 1
     if (times != 1).any():

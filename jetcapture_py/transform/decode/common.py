@@ -129,7 +129,7 @@ def unique_names(columns: Mapping[str, str]) -> None:
         if (other := taken.setdefault(name.lower(), declared)) != declared:
             raise ValueError(
                 f"columns {show(other)} and {show(declared)} are the same column to Spark (case-insensitive, and"
-                f" {', '.join(layout.PARTITIONS)} and _nats_... get _ appended)"
+                f" {', '.join(layout.RESERVED)} and _nats_... get _ appended)"
             )
 
 

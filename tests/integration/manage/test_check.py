@@ -200,7 +200,7 @@ def test_a_retention_that_is_too_short_is_found(nats_server: Start, tmp_path: Pa
     stream_of(server, max_age=12 * 3600 * SECOND)
     assert problems(config(server.url, tmp_path)) == []
     (found,) = problems(config(server.url, tmp_path), outage=2 * 86_400.0)
-    assert "raise it to 2d or more" in found.text
+    assert "raise max_age to keep 2d or more" in found.text
 
 
 def test_a_wrong_clock_is_found(nats_server: Start, tmp_path: Path) -> None:

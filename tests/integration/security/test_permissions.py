@@ -18,6 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Managed, NatsConfig
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.manage import export, tap
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.manage.check import check
 from jetcapture_py.manage.findings import Findings
@@ -184,6 +185,14 @@ def test_what_the_example_allows_is_enough_to_check_everything(start: Start, tmp
         "store",
     }
     assert [each for each in found if each.level in ("problem", "skipped")] == []
+    assert "Violation" not in server.log
+
+
+def test_what_the_example_allows_to_check_is_enough_to_tap_and_export(start: Start, tmp_path: Path) -> None:
+    server = start()
+    settings = config(server.url, tmp_path / "archive", nats=as_user(server, "checker"))
+    assert tap.run(settings, count=5, as_json=True) == 0
+    assert export.run(settings.nats, "ORDERS", "archive") == 0
     assert "Violation" not in server.log
 
 

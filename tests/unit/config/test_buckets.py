@@ -51,7 +51,7 @@ def test_a_bucket_names_its_stream_and_the_default_key(source: dict[str, Any], s
         ),
         (
             {"source": {"bucket": "s"}, "decode": {"format": "json"}, "block": {"time": "at"}},
-            "block.time_fallback: required with source.bucket and a field, which deletions do not have",
+            "block.time_fallback: required with source.bucket and a field: deletions have none, so set it to timestamp",
         ),
     ],
 )

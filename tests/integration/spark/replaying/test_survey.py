@@ -117,14 +117,14 @@ def test_no_survey_does_not_allow_a_loop(archive: Archive, server: NatsServer, c
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): it would remove the first of the 9 published again"),
+        ({"max_msgs": 7}, "keeps 7 messages (max_msgs): it would discard the oldest of the 9 published"),
         (
             {"max_msgs": 10, "discard": "new", "held": 5},
             "keeps 10 messages (max_msgs, discard new) and holds 5: it would refuse some of the 9 published",
         ),
         (
             {"max_bytes": 1000},
-            "keeps 1,000 bytes (max_bytes): it would remove the first of the 9 published with about ",
+            "keeps 1,000 bytes (max_bytes): it would discard the oldest of the 9 published with about ",
         ),
         ({"max_bytes": 1200, "discard": "new"}, "keeps 1,200 bytes (max_bytes, discard new) and holds 0: it would"),
         (
@@ -177,7 +177,7 @@ def test_the_warning_comes_before_the_replay_and_not_instead_of_it(
     assert main([archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.a"]) == 0
     first, _ = capsys.readouterr().err.splitlines()
     assert first == (
-        "replay: stream REPLAY keeps 2 messages (max_msgs): it would remove the first of the 3 published again"
+        "replay: stream REPLAY keeps 2 messages (max_msgs): it would discard the oldest of the 3 published"
     )
     state = ask(server.url, "STREAM.INFO.REPLAY")["state"]
     assert (state["first_seq"], state["last_seq"]) == (2, 3)

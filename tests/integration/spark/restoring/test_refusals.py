@@ -92,7 +92,9 @@ def test_a_stream_that_exists_is_left_as_it_is(
 ) -> None:
     server = nats_server()
     asyncio.run(create(server.url, CONFIG))
-    assert error(capfd, kept, server.url).startswith("stream ORDERS exists: a restore creates its stream")
+    assert error(capfd, kept, server.url).startswith(
+        "stream ORDERS already exists: restore under another name with --as"
+    )
     assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
     overlap = error(capfd, kept, server.url, "--as", "COPY")
     assert "stream COPY: " in overlap
@@ -377,13 +379,13 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
     server = nats_server()
     prepared = prepare(Wanted(url=kept.url, stream="ORDERS", name="ORDERS"))
     with overtaking(server, f"{subject}.>"):
-        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
+        with pytest.raises(JetcaptureError, match="stream ORDERS already exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
         assert asyncio.run(streams(server.url)) == ["ORDERS"]
         assert asyncio.run(state_of(server.url, "ORDERS"))["messages"] == 0
         asyncio.run(delete(server.url, "ORDERS"))
         next(kept.root.rglob("*.parquet")).unlink()
-        with pytest.raises(JetcaptureError, match="stream ORDERS exists" if subject == "other" else "is gone"):
+        with pytest.raises(JetcaptureError, match="stream ORDERS already exists" if subject == "other" else "is gone"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(next_sequence(server.url, "ORDERS", f"{subject}.one")) == 1
 
@@ -405,7 +407,7 @@ def test_a_stream_that_somebody_creates_after_the_server_has_refused_is_left_alo
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamRestore, "_info", late)
-        with pytest.raises(JetcaptureError, match="stream ORDERS exists"):
+        with pytest.raises(JetcaptureError, match="stream ORDERS already exists"):
             restore(prepared, NatsConfig(servers=(server.url,)))
     assert asyncio.run(next_sequence(server.url, "ORDERS", "other.one")) == 1
 

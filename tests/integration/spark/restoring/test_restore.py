@@ -199,5 +199,5 @@ def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     assert captured.out.startswith("restored ")
     assert main([*command, "--allow-holes"]) == 1
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"restore: stream {STREAM} exists: a restore creates its stream")
+    assert line.startswith(f"restore: stream {STREAM} already exists: restore under another name with --as")
     assert asyncio.run(state_of(other.url, STREAM)) == asyncio.run(state_of(origin.url, STREAM))
