@@ -58,7 +58,7 @@ def _rewound(state: CaptureState, last: int | None) -> None:
     """Log and count a rewind. `last` is the stream's last sequence after it, None if it has grown since."""
     advice, floor = "run jetcapture verify", state.source.state.ack_floor
     if last is not None and floor > last:
-        advice = f"this consumer skips new messages up to {floor}: capture them with one that starts at {last + 1}"
+        advice = f"this consumer skips new messages up to {floor}: find them with jetcapture verify --content"
     event(log, logging.ERROR, "stream.rewound", last_seq=last, was=state.stream_end, advice=advice)
     state.stats.stream_losses[REWIND] += 1
     state.stream_end = last or 0

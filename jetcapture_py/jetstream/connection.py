@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,8 +33,6 @@ _CREDENTIALS = """-----BEGIN NATS USER JWT-----
 {seed}
 ------END USER NKEY SEED------
 """
-_RENEWED = ("password", "token", "tls")
-"""Options that nats-py does not read again by itself, as it does with a file of credentials."""
 _REFUSED = ("authorization", "authentication", "account")
 _API_TIMEOUT = 5.0
 _NO_MESSAGE = 1 << 62
@@ -74,7 +72,7 @@ async def connect(
 ) -> Connection:
     """Connect; unreachable servers are tried again for `timeout` seconds, a refusal is final.
 
-    Once connected, reconnect attempts are unlimited, each with the current content of files with passwords, tokens,
+    Once connected, reconnect attempts are unlimited, each with the current content of the files with password, token,
     credentials and certificates. Raises SourceError, and ConfigError for a missing extra.
     """
     loop = asyncio.get_running_loop()
@@ -86,7 +84,7 @@ async def connect(
         async def note(error: Exception, problem: list[Exception] = problem) -> None:
             problem.append(error)
 
-        client = Connection(require_tls=_wants_tls(config), renewed=lambda: _renewed(config))
+        client = Connection(require_tls=_wants_tls(config), renew=_renewals(config))
         try:
             await client.connect(
                 **options,
@@ -133,6 +131,15 @@ def _options(config: NatsConfig) -> dict[str, Any]:
     if config.has_websockets and find_spec("aiohttp") is None:
         raise ConfigError("nats.servers: ws:// and wss:// need aiohttp: pip install 'jetcapture[websocket]'")
     options: dict[str, Any] = {"servers": list(config.servers), "inbox_prefix": config.inbox_prefix}
+    options |= _login(config)
+    if _wants_tls(config):
+        options["tls"] = _tls(config)
+        options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
+    return options
+
+
+def _login(config: NatsConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     if config.user is not None:
         options["user"] = config.user
         options["password"] = _secret(config.password, config.password_file, "nats.password_file")
@@ -150,18 +157,15 @@ def _options(config: NatsConfig) -> dict[str, Any]:
             raise SourceError("nats.nkey_seed: not the seed of an NKey")
     elif config.user_jwt is not None:
         options |= _jwt_login(config.user_jwt.get_secret_value(), config.user_seed)
-    if _wants_tls(config):
-        options["tls"] = _tls(config)
-        options["tls_handshake_first"] = bool(config.tls and config.tls.handshake_first)
     return options
 
 
-def _renewed(config: NatsConfig) -> dict[str, Any]:
-    """Return the options that were read from files, which may have been replaced; nothing while one cannot be read."""
-    try:
-        return {name: value for name, value in _options(config).items() if name in _RENEWED}
-    except SourceError:
-        return {}
+def _renewals(config: NatsConfig) -> Iterator[Callable[[], Mapping[str, Any]]]:
+    """Yield functions that read again what nats-py does not: files with password, token and certificates."""
+    if config.password_file is not None or config.token_file is not None:
+        yield lambda: _login(config)
+    if config.tls is not None:
+        yield lambda: {"tls": _tls(config)}
 
 
 def _secret(value: SecretStr | None, file: Any, path: str) -> str:

@@ -169,7 +169,7 @@ def check_limits(
         if 0 < most <= used:
             findings.problem(
                 "account" if whose == "the account" else "stream",
-                f"{whose} allows {most} consumers and has {used}; raise max_consumers, or delete an unused consumer",
+                f"{whose} allows {most} consumers and has {used}; delete an unused consumer, or raise max_consumers",
             )
 
 

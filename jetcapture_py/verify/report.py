@@ -165,8 +165,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"duplicates: {_count(report.duplicates, 'further copy', 'further copies')}; {dropped}"
     if report.gaps:
         yield (
-            f"unverifiable gaps: {_count(report.gap_sequences, 'sequence')} that neither archive nor stream has; "
-            "deleted messages and messages of other subjects also leave such gaps"
+            f"unverifiable gaps: {_count(report.gap_sequences, 'sequence')} that the archive skips and the stream "
+            "cannot show; deleted messages and messages of other subjects also leave such gaps"
         )
         yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
     if report.watermark is not None:

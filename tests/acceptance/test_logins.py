@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import connect
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
+from tests.support.outages import free_port
 
 Start = Callable[..., NatsServer]
 
@@ -156,6 +159,25 @@ def test_a_secret_that_changes_is_read_again(
     asyncio.run(rotate(server, settings, authorization.format("second"), lambda: secret.write_text("second")))
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+def test_a_secret_that_changes_is_read_again_with_websockets(nats_server: Start, tmp_path: Path, scheme: str) -> None:
+    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
+    secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
+    pair = f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem" }}'
+    websocket = f'websocket {{ listen: "{address}", {pair if scheme == "wss" else "no_tls: true"} }}\n'
+
+    def served(password: str) -> str:
+        return f"{websocket}authorization {{ user: app, password: {password} }}"
+
+    secret.write_text("first")
+    server = nats_server(served("first"))
+    settings = {"servers": [f"{scheme}://{address}"], "user": "app", "password_file": str(secret)}
+    if scheme == "wss":
+        settings["tls"] = {"ca": str(tmp_path / "ca.pem")}
+    asyncio.run(rotate(server, settings, served("second"), lambda: secret.write_text("second")))
+
+
 def test_a_secret_that_cannot_be_read_again_stays_as_it_was(nats_server: Start, tmp_path: Path) -> None:
     async def restarted() -> None:
         reconnected = asyncio.Event()
@@ -176,6 +198,67 @@ def test_a_secret_that_cannot_be_read_again_stays_as_it_was(nats_server: Start, 
     secret.write_text("s3cret")
     server = nats_server("authorization { user: app, password: s3cret }")
     asyncio.run(restarted())
+
+
+@pytest.mark.parametrize("damaged", [b"", slice(0, -60)], ids=("empty", "cut"))
+def test_a_credentials_file_that_is_half_written_is_read_again(
+    nats_server: Start, tmp_path: Path, damaged: bytes | slice
+) -> None:
+    async def restarted() -> None:
+        refused, reconnected = asyncio.Event(), asyncio.Event()
+
+        async def failed(error: Exception) -> None:
+            if "cannot use the credentials" in str(error):
+                refused.set()
+
+        async def connected() -> None:
+            reconnected.set()
+
+        config = NatsConfig.model_validate({"servers": [server.url], "creds": str(file)})
+        client = await connect(config, "test", timeout=10, on_reconnected=connected, on_error=failed)
+        file.write_bytes(whole[damaged] if isinstance(damaged, slice) else damaged)
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        async with asyncio.timeout(60):
+            await refused.wait()
+            file.write_bytes(whole)
+            await reconnected.wait()
+            await client.flush()
+        await client.close()
+
+    server = nats_server(decentralised(tmp_path))
+    file = tmp_path / "user.creds"
+    whole = file.read_bytes()
+    asyncio.run(restarted())
+
+
+@pytest.mark.parametrize("users", ["token: {}", "users: [ {{ user: app, password: {} }} ]"], ids=("token", "users"))
+def test_a_connection_that_the_server_ends_with_new_passwords_reconnects(
+    nats_server: Start, tmp_path: Path, users: str
+) -> None:
+    async def reloaded() -> None:
+        reconnected = asyncio.Event()
+
+        async def connected() -> None:
+            reconnected.set()
+
+        login = {"token_file": str(secret)} if "token" in users else {"user": "app", "password_file": str(secret)}
+        config = NatsConfig.model_validate({"servers": [server.url], **login})
+        client = await connect(config, "test", timeout=10, on_reconnected=connected)
+        secret.write_text("second")
+        settings = server.store_dir / "server.conf"
+        settings.write_text(settings.read_text().replace("first", "second"))
+        os.kill(server.pid, signal.SIGHUP)
+        async with asyncio.timeout(60):
+            await reconnected.wait()
+            await client.flush()
+        assert not client.is_closed
+        await client.close()
+
+    secret = tmp_path / "secret"
+    secret.write_text("first")
+    server = nats_server("authorization { " + users.format("first") + " }")
+    asyncio.run(reloaded())
 
 
 def test_certificates_that_change_are_read_again(nats_server: Start, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ The fast path bypasses nats-py's statistics and pending limits; the pulls' credi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from nats.aio.client import Client, Srv
@@ -29,19 +31,24 @@ from jetcapture_py.jetstream.wire.transport import Transport
 
 Hook = Callable[[], Awaitable[None]]
 
+CLOSING = 5.0
+"""Maximum seconds to close a connection that the server refused."""
+_LOGIN = ("authorization violation", "authentication expired", "authentication revoked")
+
 
 class Connection(Client):
     """A nats-py client whose registered subscriptions fill an `Inbox` instead of making message objects.
 
-    `renewed` is called before each attempt to connect; nats-py's options that it returns replace the ones before.
+    Before each attempt to reconnect, the options that the functions `renew` return replace the ones before. They run in
+    a thread. What they raise goes to the error callback, and these options stay as they are.
     """
 
     def __init__(
-        self, *, fast: bool = True, require_tls: bool = False, renewed: Callable[[], Mapping[str, Any]] = dict
+        self, *, fast: bool = True, require_tls: bool = False, renew: Iterable[Callable[[], Mapping[str, Any]]] = ()
     ) -> None:
         super().__init__()
         self._require_tls = require_tls
-        self._renewed = renewed
+        self._renew = tuple(renew)
         self.inboxes: dict[int, Inbox] = {}
         self._filling: dict[int, Subscription] = {}
         self.denials = Denials()
@@ -95,11 +102,21 @@ class Connection(Client):
         secure = self._server_info.get("tls_required") or self.options["tls_handshake_first"]
         if self._require_tls and not secure and (server is None or server.uri.scheme != "wss"):
             raise Error("nats: TLS is configured, but the server does not offer it")
-        return super()._connect_command()
+        try:
+            return super()._connect_command()
+        except (OSError, Error):
+            raise
+        except Exception as error:  # of a credentials file that is half written; others end nats-py's reconnecting
+            raise Error(f"nats: cannot use the credentials: {type(error).__name__}") from None
 
     async def _process_err(self, err_msg: str) -> None:
         self.denials.note(err_msg, self._inbox_prefix.decode())
-        await super()._process_err(err_msg)
+        if self.is_connected and self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
+            error = Error(f"nats: {err_msg}")
+            await self._error_cb(error)
+            await self._process_op_err(error)  # the server reads other logins now, or this one has expired
+        else:
+            await super()._process_err(err_msg)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         inbox = self.inboxes.get(sid)
@@ -112,16 +129,27 @@ class Connection(Client):
             raise receive_failed(error) from error
 
     async def _connect_to_server(self, s: Srv) -> None:
-        self.options.update(self._renewed())
-        if self._transport:
-            # nats-py leaves it open if the server refused the last attempt
-            self._transport.close()  # type: ignore[no-untyped-call]
+        if self.is_reconnecting:
+            await self._prepare_again()
         if self._transport or s.uri.scheme in ("ws", "wss") or not self.fast:
             await super()._connect_to_server(s)
         else:
             s.last_attempt = time.monotonic()
             self._transport = Transport()
             await self._transport.connect(s.uri, transport.READ, self.options["connect_timeout"])
+
+    async def _prepare_again(self) -> None:
+        """Renew options, and close the connection of the last attempt, which nats-py leaves open if it was refused."""
+        for renew in self._renew:
+            try:
+                self.options.update(await asyncio.to_thread(renew))
+            except Exception as error:
+                await self._error_cb(error)
+        refused: Any = self._transport
+        if refused:
+            refused.close()
+            with contextlib.suppress(Exception):  # a WebSocket that is still open would be used again
+                await asyncio.wait_for(refused.wait_closed(), CLOSING)
 
     async def ask(self, subject: str, payload: bytes, timeout: float) -> Msg:
         """Send a request; return its answer. Raises what nats-py's `request` raises, and `DeniedError` immediately."""
@@ -148,6 +176,7 @@ PRIVATE = frozenset(
         "_inbox_prefix",
         "_process_err",
         "_process_msg",
+        "_process_op_err",
         "_ps",
         "_reconnected_cb",
         "_send_command",
