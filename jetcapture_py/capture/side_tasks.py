@@ -24,6 +24,8 @@ STALLED = 0.1
 """Seconds without a message, while many are held, after which the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
+ARRIVING = 0.5
+"""Seconds without a message after which those that are delivered and not here are taken for another replica's."""
 MARK = 15.0
 """Seconds between updates of the watermark."""
 DECODER_SLOW = 30.0
@@ -127,7 +129,7 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         consumer = state.source.state
         if consumer.pending == 0 and consumer.unacked == 0 and state.unacked == 0:
             stop.set()
-        elif consumer.pending == 0:
+        elif consumer.pending == 0 and (not state.source.other_unacked or state.source.idle_for() > ARRIVING):
             state.send_to_store(state.blocks.seal_all("caught_up"))
 
 
