@@ -25,7 +25,7 @@ STALLED = 0.1
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
 ARRIVING = 0.5
-"""Seconds without a message after which those that are delivered and not here are taken for another replica's."""
+"""Seconds that delivered messages may take to arrive; those that have not are another replica's."""
 MARK = 15.0
 """Seconds between updates of the watermark."""
 DECODER_SLOW = 30.0
@@ -117,6 +117,7 @@ async def _mark(state: CaptureState) -> None:
 
 async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
     """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
+    loop, reached = asyncio.get_running_loop(), 0.0
     while not stop.is_set():
         await asyncio.sleep(CATCH_UP_POLL)
         if state.preparing or state.source.idle_for() < CATCH_UP_POLL:
@@ -127,9 +128,12 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         if not await state.source.refresh():
             continue
         consumer = state.source.state
-        if consumer.pending == 0 and consumer.unacked == 0 and state.unacked == 0:
+        if consumer.pending:
+            continue
+        reached = reached or loop.time()
+        if consumer.unacked == 0 and state.unacked == 0:
             stop.set()
-        elif consumer.pending == 0 and (not state.source.other_unacked or state.source.idle_for() > ARRIVING):
+        elif not state.source.other_unacked or loop.time() - reached > ARRIVING:
             state.send_to_store(state.blocks.seal_all("caught_up"))
 
 

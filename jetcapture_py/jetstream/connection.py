@@ -8,7 +8,9 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -84,7 +86,7 @@ async def connect(
         async def note(error: Exception, problem: list[Exception] = problem) -> None:
             problem.append(error)
 
-        client = Connection(require_tls=_wants_tls(config), renew=_renewals(config))
+        client = Connection(require_tls=_wants_tls(config), renew=_renewals(config, options))
         try:
             await client.connect(
                 **options,
@@ -146,11 +148,7 @@ def _login(config: NatsConfig) -> dict[str, Any]:
     elif config.token is not None or config.token_file is not None:
         options["token"] = _secret(config.token, config.token_file, "nats.token_file")
     elif config.creds is not None:
-        text = _secret(None, config.creds, "nats.creds")
-        seed = _SEED.search(text)
-        if seed is None or not _JWT.search(text) or not _is_seed(seed[1]):
-            raise SourceError(f"nats.creds: {config.creds} does not hold a user's JWT and seed")
-        options["user_credentials"] = str(config.creds)
+        options["user_credentials"] = RawCredentials(_credentials(config.creds))
     elif config.nkey_seed is not None or config.nkey_seed_file is not None:
         options["nkeys_seed_str"] = _secret(config.nkey_seed, config.nkey_seed_file, "nats.nkey_seed_file")
         if not _is_seed(options["nkeys_seed_str"]):
@@ -160,12 +158,28 @@ def _login(config: NatsConfig) -> dict[str, Any]:
     return options
 
 
-def _renewals(config: NatsConfig) -> Iterator[Callable[[], Mapping[str, Any]]]:
-    """Yield functions that read again what nats-py does not: files with password, token and certificates."""
+def _renewals(config: NatsConfig, options: Mapping[str, Any]) -> Iterator[Callable[[], Mapping[str, Any]]]:
+    """Yield functions that read files again: password, token, credentials and certificates."""
+
+    def credentials(file: Path) -> dict[str, Any]:
+        options["user_credentials"].data = _credentials(file)  # nats-py reads it at each attempt
+        return {}
+
+    if config.creds is not None:
+        yield partial(credentials, config.creds)
     if config.password_file is not None or config.token_file is not None:
         yield lambda: _login(config)
     if config.tls is not None:
         yield lambda: {"tls": _tls(config)}
+
+
+def _credentials(file: Path) -> str:
+    """Return the content of a credentials file that is complete; nats-py may read an incomplete one without end."""
+    text = _secret(None, file, "nats.creds")
+    seed = _SEED.search(text)
+    if seed is None or not _JWT.search(text) or not _is_seed(seed[1]):
+        raise SourceError(f"nats.creds: {file} does not hold a user's JWT and seed")
+    return text
 
 
 def _secret(value: SecretStr | None, file: Any, path: str) -> str:

@@ -102,16 +102,11 @@ class Connection(Client):
         secure = self._server_info.get("tls_required") or self.options["tls_handshake_first"]
         if self._require_tls and not secure and (server is None or server.uri.scheme != "wss"):
             raise Error("nats: TLS is configured, but the server does not offer it")
-        try:
-            return super()._connect_command()
-        except (OSError, Error):
-            raise
-        except Exception as error:  # of a credentials file that is half written; others end nats-py's reconnecting
-            raise Error(f"nats: cannot use the credentials: {type(error).__name__}") from None
+        return super()._connect_command()
 
     async def _process_err(self, err_msg: str) -> None:
         self.denials.note(err_msg, self._inbox_prefix.decode())
-        if self.is_connected and self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
+        if self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
             error = Error(f"nats: {err_msg}")
             await self._error_cb(error)
             await self._process_op_err(error)  # the server reads other logins now, or this one has expired
