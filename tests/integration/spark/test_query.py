@@ -151,7 +151,7 @@ def test_complete_only_ends_with_the_watermark(orders: Archive, capsys: pytest.C
 
 def test_complete_only_without_a_watermark_is_an_error(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([orders.url, "ORDERS", SUMS, "--complete-only"]) == 1
-    assert "has no watermark of stream ORDERS" in capsys.readouterr().err
+    assert "has no watermark for stream ORDERS, which --complete-only needs" in capsys.readouterr().err
 
 
 def test_complete_only_with_a_watermark_from_the_future_is_an_error(

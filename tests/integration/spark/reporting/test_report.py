@@ -215,7 +215,7 @@ class TestFigures:
         assert (page.tiles["Messages"], page.tiles["Stored twice"]) == ("30", "60")
         assert f"bundle {bundle_of('k1', 4)}" in page.section("volume").text
         assert "Keys and bundles" in page.tiles
-        with pytest.raises(JetcaptureError, match="many keys in bundles"):
+        with pytest.raises(JetcaptureError, match="has bundles, whose objects hold many keys"):
             report(spark, f"file://{store.root}", STREAM, keys=["k1"])
 
     def test_copies_under_another_key_are_found_by_full_deduplication(self, spark: SparkSession, store: Store) -> None:
@@ -489,7 +489,7 @@ class TestChoice:
             assert "the whole stream, not just the part selected" in page.section("coverage").text
 
     def test_complete_buckets_are_those_that_the_watermark_covers(self, spark: SparkSession, orders: Store) -> None:
-        with pytest.raises(JetcaptureError, match="no watermark of stream ORDERS"):
+        with pytest.raises(JetcaptureError, match="no watermark for stream ORDERS, which --complete-only needs"):
             orders.page(spark, complete=True)
         for minute, second, messages, bad in ((29, 59, "44", "0"), (30, 0, "69", "0"), (45, 0, "86", "3")):
             orders.mark(64, datetime(2026, 5, 1, 12, minute, second, tzinfo=UTC))
