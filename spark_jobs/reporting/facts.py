@@ -119,7 +119,7 @@ def collect(
     source = ReportSource.open(spark, url, stream, options)
     if choice.complete and source.mark is None:
         raise JetcaptureError(
-            f"{source.place.shown} has no watermark of stream {stream}: the complete range is unknown"
+            f"{source.place.shown} has no watermark for stream {stream}, which --complete-only needs: omit it"
         )
     every = source.objects()
     if choice.keys is not None and any(stored.name.bundle for stored in every):
