@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -119,6 +120,15 @@ class NatsServer:
     def kill(self) -> None:
         """SIGKILL: what the server had not synced is lost, as in a crash."""
         self._end(kill=True)
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until the process has stopped: on a loaded machine its threads go on for a while."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """SIGTERM and wait."""

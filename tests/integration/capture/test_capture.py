@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -493,14 +491,14 @@ def test_acks_that_the_server_does_not_confirm_are_sent_again(
             async def pause(connection: Connection, replies: pa.BinaryArray, body: bytes) -> None:
                 if body == b"+ACK" and not paused:  # on a slow machine there may be more than one block
                     paused.append(True)
-                    os.kill(server.pid, signal.SIGSTOP)
+                    server.pause()
                     await until(lambda: stands_still(server.pid), "every thread of the server stands still")
                 await send(connection, replies, body)
 
             monkeypatch.setattr(acks, "publish", pause)
             await until(lambda: capture.stats.unconfirmed_acks >= 1, "the server did not answer")
             assert capture.stats.acked == 0
-            os.kill(server.pid, signal.SIGCONT)
+            server.resume()
             await until(lambda: capture.stats.acked == 100, "it does now")
         assert (await consumer(server.url)).num_ack_pending == 0
         assert sum(name.rows for name in objects(tmp_path / "archive")) == 100
@@ -521,7 +519,7 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
         def pause() -> None:
             if not paused:
                 paused.append(time.monotonic())
-                os.kill(server.pid, signal.SIGSTOP)
+                server.pause()
 
         settings = config(server.url, tmp_path / "archive", block={"max_age": "0.2s"})
         async with running(settings, store=ThenStore(settings, pause)) as capture:
@@ -530,7 +528,7 @@ def test_acks_wait_for_a_server_that_does_not_answer_and_nothing_comes_again(
                 assert (capture.stats.unconfirmed_acks, capture.stats.acked) == (0, 0)
                 assert capture.blocks.unacked == 100, "they are kept alive"
             finally:
-                os.kill(server.pid, signal.SIGCONT)
+                server.resume()
             await until(lambda: capture.stats.acked == 100, "it does now")
         assert capture.stats.redelivered == 0
         assert (await consumer(server.url)).num_ack_pending == 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import os
-import signal
 import socket
 import threading
 import time
@@ -269,11 +267,11 @@ def test_readiness_tells_of_a_server_that_is_gone_and_of_one_that_does_not_serve
         async with running(config(server.url, tmp_path / "archive")) as capture:
             with serve(capture, "127.0.0.1:0") as port:
                 await ready(port, 200, "ready")
-                os.kill(server.pid, signal.SIGSTOP)
+                server.pause()
                 try:
                     await ready(port, 503, "consuming: the server does not answer pulls")
                 finally:
-                    os.kill(server.pid, signal.SIGCONT)
+                    server.resume()
                 await ready(port, 200, "ready")
                 server.stop()
                 await ready(port, 503, "connected: no connection to NATS")
