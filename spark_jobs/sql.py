@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import archive_view
 from spark_jobs.arguments import QueryArguments
 from spark_jobs.reading.place import Place
@@ -61,9 +60,7 @@ def _complete(chosen: QueryArguments) -> datetime:
     place = Place.open(chosen.url, chosen.options)
     known = watermark.read(place.fs, place.root, chosen.stream)
     if known is None:
-        raise JetcaptureError(
-            f"{place.shown} has no watermark for stream {chosen.stream}, which --complete-only needs: omit it"
-        )
+        raise place.no_watermark(chosen.stream)
     end, asked = known.time + timedelta(microseconds=1), chosen.end  # an end is exclusive
     if asked is not None and asked <= end:
         return asked

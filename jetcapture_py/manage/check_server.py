@@ -151,26 +151,24 @@ def check_limits(
     """Check that limits of the account and the stream allow the consumer."""
     limits, settings = account.get("limits") or {}, stream["config"]
     wanted = config.source.max_ack_pending
-    for most, whose in (
-        (limits.get("max_ack_pending", -1), "the account"),
-        ((settings.get("consumer_limits") or {}).get("max_ack_pending", -1), "the stream's consumer_limits"),
+    for about, most, whose in (
+        ("account", limits.get("max_ack_pending", -1), "the account"),
+        ("stream", (settings.get("consumer_limits") or {}).get("max_ack_pending", -1), "the stream's consumer_limits"),
     ):
         if 0 < most < wanted:
             findings.problem(
-                "account" if whose == "the account" else "stream",
+                about,
                 f"{whose} allows a max_ack_pending of {most}, source.max_ack_pending is {wanted}; change one",
             )
     if not new_consumer:
         return
-    for used, most, whose in (
-        (account.get("consumers", 0), limits.get("max_consumers", -1), "the account"),
-        (stream["state"].get("consumer_count", 0), settings.get("max_consumers", -1), "the stream"),
+    for about, used, most in (
+        ("account", account.get("consumers", 0), limits.get("max_consumers", -1)),
+        ("stream", stream["state"].get("consumer_count", 0), settings.get("max_consumers", -1)),
     ):
         if 0 < most <= used:
-            findings.problem(
-                "account" if whose == "the account" else "stream",
-                f"{whose} allows {most} consumers and has {used}; delete an unused consumer, or raise max_consumers",
-            )
+            remedy = "delete an unused consumer, or raise max_consumers"
+            findings.problem(about, f"the {about} allows {most} consumers and has {used}; {remedy}")
 
 
 async def check_work_queue(session: ReadSession, config: Config, findings: Findings, stream: Mapping[str, Any]) -> None:

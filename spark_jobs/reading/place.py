@@ -108,6 +108,12 @@ class Place:
         own = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
         return [f"{stream}/{name}" for name in (*own, *bundles)]
 
+    def no_watermark(self, stream: str) -> JetcaptureError:
+        """Return the error for `--complete-only` in an archive without a watermark for the stream."""
+        return JetcaptureError(
+            f"{self.shown} has no watermark for stream {stream}, which --complete-only needs: omit it"
+        )
+
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
         """Turn errors of reading the object at `path` into VanishedError or JetcaptureError."""

@@ -118,9 +118,7 @@ def collect(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     source = ReportSource.open(spark, url, stream, options)
     if choice.complete and source.mark is None:
-        raise JetcaptureError(
-            f"{source.place.shown} has no watermark for stream {stream}, which --complete-only needs: omit it"
-        )
+        raise source.place.no_watermark(stream)
     every = source.objects()
     if choice.keys is not None and any(stored.name.bundle for stored in every):
         raise JetcaptureError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 
@@ -105,9 +104,9 @@ async def freeze_server(world: World, draw: random.Random) -> None:
     """SIGSTOP for seconds: connections stay, nobody answers."""
     server, pause = draw.choice(world.servers), world.hold(draw, 1, 8)
     world.say(f"SIGSTOP to {_name(world, server)} for {pause:.1f} s", count="server SIGSTOPs")
-    os.kill(server.pid, signal.SIGSTOP)
+    server.pause()
     await asyncio.sleep(pause)
-    os.kill(server.pid, signal.SIGCONT)
+    server.resume()
 
 
 def _clustered(world: World) -> bool:

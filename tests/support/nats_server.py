@@ -122,12 +122,12 @@ class NatsServer:
         self._end(kill=True)
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until the process has stopped: on a loaded machine its threads go on for a while."""
+        """SIGSTOP, and wait until every thread has stopped: each goes on a little after the signal was sent."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """SIGCONT: the opposite of `pause`."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
