@@ -115,7 +115,7 @@ class FrameParser(Parser):
             bare = len(args) == 4 + headers
             sid, headers_size, end = None, 0, start
             try:
-                if args[0] in (b"MSG", b"HMSG") and (bare or len(args) == 5 + headers):
+                if args[0] in (b"MSG", b"HMSG") and (bare or len(args) == 5 + headers) and b"" not in args:
                     headers_size = int(args[-2]) if headers else 0
                     end = start + int(args[-1])
                     sid = self._ours(args[2], bare)
@@ -188,12 +188,14 @@ class FrameParser(Parser):
         headers = lines.take(edges[:-1], mode="clip") == _H
         words = beyond - first - headers
         bare = words == _WORDS - 1
-        subject, behind_sid, last = space(first) + 1, space(first + 2), space(beyond - 1)
+        subject, subject_end, behind_sid, last = space(first) + 1, space(first + 1), space(first + 2), space(beyond - 1)
+        reply, reply_end = behind_sid + 1, np.where(bare, behind_sid + 1, space(first + 3))
         numbers, canonical = _decimals(
-            lines, np.concatenate((space(first + 1), last)) + 1, np.concatenate((behind_sid, edges[1:]))
+            lines, np.concatenate((subject_end, last)) + 1, np.concatenate((behind_sid, edges[1:]))
         )
         (sids, sizes), canonical = numbers.reshape(2, -1), canonical.reshape(2, -1)
         right = ((words == _WORDS) | bare) & canonical[0] & canonical[1]
+        right &= (subject < subject_end) & (bare | (reply < reply_end))
         headers_sizes = np.zeros(len(starts), np.int64)
         if headers.any():
             found, headers_right = _decimals(lines, space(beyond - 2) + 1, last)
@@ -209,9 +211,9 @@ class FrameParser(Parser):
         for place, column in enumerate(
             (
                 subject + to_segment,
-                space(first + 1) + to_segment,
-                behind_sid + 1 + to_segment,
-                np.where(bare, behind_sid + 1, space(first + 3)) + to_segment,
+                subject_end + to_segment,
+                reply + to_segment,
+                reply_end + to_segment,
                 contents + base,
                 contents + headers_sizes + base,
                 ends + base,

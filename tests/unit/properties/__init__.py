@@ -1,6 +1,7 @@
 """Properties against references that are written from the documentation, and not from the code.
 
-`make test` tries the same examples every time. JETCAPTURE_HYPOTHESIS=long tries new ones, hundreds of times as many.
+`make test` does not draw its examples at random, but Hypothesis also takes constants from the modules that happen to be
+loaded. JETCAPTURE_HYPOTHESIS=long tries new examples, hundreds of times as many.
 """
 
 from __future__ import annotations

@@ -18,7 +18,14 @@ sids = st.sampled_from([*REGISTERED, *REGISTERED, 3, 0, 10**9]).map(lambda sid: 
 )
 replies = st.sampled_from([b"", ACK, ACK]) | subjects
 blocks = st.sampled_from([None, None, HEADERS, STATUS, b""]) | st.binary(max_size=9)
-payloads = st.binary(max_size=40) | st.sampled_from([b"\r\n", b"PING\r\n", b"MSG a 1 5\r\nhello\r\n", b"-ERR 'x'\r\n"])
+payloads = st.binary(max_size=40) | st.sampled_from(
+    [b"hello", b"\r\n", b"PING\r\n", b"MSG a 1 5\r\nhello\r\n", b"-ERR 'x'\r\n"]
+)
+lies = st.sampled_from([b"", ACK, ACK]) | subjects
+blocks = st.sampled_from([None, None, HEADERS, STATUS, b""]) | st.binary(max_size=9)
+payloads = st.binary(max_size=40) | st.sampled_from(
+    [b"hello", b"\r\n", b"PING\r\n", b"MSG a 1 5\r\nhello\r\n", b"-ERR 'x'\r\n"]
+)
 lies = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1, 2, -50, 1000])
 sizes = st.sampled_from([None] * 12 + [b"-1", b"00", b"1e2", b" 5", b"\xd9\xa3", b"9" * 40, b"", b"0x5"])
 

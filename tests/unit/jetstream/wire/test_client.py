@@ -213,6 +213,23 @@ def test_a_stream_that_comes_byte_by_byte_changes_nothing() -> None:
     assert fast == stock == outcomes(STREAM)[0]
 
 
+@pytest.mark.parametrize(
+    "spaced",
+    [
+        b"MSG a 1  5\r\nhello\r\n",
+        b"MSG  a 1 r 5\r\nhello\r\n",
+        b"MSG a  1 r 5\r\nhello\r\n",
+        b"MSG a 1  r 5\r\nhello\r\n",
+        b"HMSG a 1  12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
+        b"HMSG a 1 r 12  17\r\nNATS/1.0\r\n\r\nhello\r\n",
+    ],
+)
+def test_two_spaces_separate_words_as_in_the_stock_parser(spaced: bytes) -> None:
+    for data in (spaced, spaced * 3, frame(1, b"before", b"x", ACK) + spaced + frame(1, b"after", b"y", ACK)):
+        fast, stock = outcomes(data)
+        assert fast == stock
+
+
 payloads = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(LOOKALIKES),
