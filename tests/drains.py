@@ -19,7 +19,6 @@ import contextlib
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ import nats.errors
 
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.busy import busy_loops
-from tests.support.nats_server import NatsServer
+from tests.support.nats_server import NatsServer, cluster_configs
 from tests.support.running import CONSUMER, STREAM, Command, connection, consumer, objects, settings
 
 BACKLOG, BACKLOG_BYTES = 400_000, 1 << 30
@@ -125,7 +124,8 @@ async def _pull(url: str, delivered: int, wanted: int) -> int:
 async def full_stream(directory: Path, topology: str, messages: int, size: int = 200) -> AsyncIterator[str]:
     """Servers with a stream full of messages of `size` bytes; where jetcapture is to connect to."""
     with contextlib.ExitStack() as stack:
-        servers = [NatsServer(directory / f"server-{number}", text) for number, text in enumerate(_configs(topology))]
+        configs = [""] if topology == "single" else cluster_configs()
+        servers = [NatsServer(directory / f"server-{number}", text) for number, text in enumerate(configs)]
         for server in servers:
             await asyncio.to_thread(stack.enter_context, server)
         replicas = 3 if topology == "replicated" else 1
@@ -145,21 +145,6 @@ async def full_stream(directory: Path, topology: str, messages: int, size: int =
             cluster = (await jetstream.stream_info(STREAM)).cluster
         leader = int(cluster.leader[1:]) if cluster and cluster.leader and topology != "single" else 0
         yield servers[(leader + 1) % len(servers)].url
-
-
-def _configs(topology: str) -> list[str]:
-    if topology == "single":
-        return [""]
-    ports = []
-    for _ in range(3):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            ports.append(probe.getsockname()[1])
-    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-    return [
-        f'server_name: "n{number}"\n'
-        f'cluster {{ name: drains, listen: "127.0.0.1:{port}", no_advertise: true, routes: [{routes}] }}'
-        for number, port in enumerate(ports)
-    ]
 
 
 # ------------------------------------------------------------------ by hand

@@ -19,7 +19,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import connect
 from tests.support.credentials import certificate, decentralised, seed_of
 from tests.support.nats_server import NatsServer
-from tests.support.outages import free_port
+from tests.support.ports import free_port
 
 Start = Callable[..., NatsServer]
 

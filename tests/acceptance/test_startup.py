@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from benchmarks.startup import modules
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.running import Command, publish, rows, settings
 
 ELSEWHERE = {"adlfs", "aiobotocore", "aiohttp", "azure", "boto3", "botocore", "fsspec", "pandas", "pyspark", "s3fs"}
@@ -70,9 +70,7 @@ def test_help_loads_nothing_of_what_it_tells_about() -> None:
 
 
 def test_a_websocket_is_still_one(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = nats_server(f"websocket {{ host: 127.0.0.1, port: {port}, no_tls: true }}")
     asyncio.run(publish(server.url, [("orders.new", b"{}", None) for _ in range(100)]))
     with Command(tmp_path, settings(f"ws://127.0.0.1:{port}", tmp_path / "archive")) as command:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ from tests.chaos.ledger import COLUMNS, LARGE, Ledger, Publisher
 from tests.chaos.proxy import HttpProxy, Proxy
 from tests.chaos.replica import ChaosError, Replica
 from tests.support import s3
-from tests.support.nats_server import NatsServer
+from tests.support.nats_server import NatsServer, cluster_configs
 from tests.support.running import Command, settings
 
 _WATCHED = {
@@ -163,17 +162,9 @@ class World:
 
     async def _start_servers(self) -> None:
         count = self.shape.servers
-        ports = [_free_port() for _ in range(count)] if count > 1 else []
-        for number in range(count):
-            extra = self.shape.server_config
-            if count > 1:
-                routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-                extra += (
-                    f'\nserver_name: "n{number}"\n'
-                    f'cluster {{ name: "chaos", listen: "127.0.0.1:{ports[number]}", no_advertise: true, '
-                    f"routes: [{routes}] }}\n"
-                )
-            self.servers.append(NatsServer(self.directory / f"server-{number}", extra))
+        for number, extra in enumerate(cluster_configs(count) if count > 1 else [""]):
+            config = f"{self.shape.server_config}\n{extra}"
+            self.servers.append(NatsServer(self.directory / f"server-{number}", config))
         for server in self.servers:
             await asyncio.to_thread(server.start)
 
@@ -270,10 +261,3 @@ class World:
             raise ChaosError(f"jetcapture verify ended with {done.returncode}: {done.stderr[-500:]}")
         found: dict[str, Any] = {"exit": done.returncode, **json.loads(done.stdout)}
         return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

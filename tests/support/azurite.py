@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from azure.storage.blob import BlobServiceClient
 
+from tests.support.ports import free_port
+
 NAME = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The account that every Azurite has, as its documentation says; no secret."""
@@ -26,8 +28,7 @@ def serve(home: Path) -> Iterator[str]:
     binary = shutil.which("azurite-blob")
     if binary is None:
         pytest.skip("azurite-blob is not on the PATH (npm install --global azurite)")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [binary, "--blobPort", str(port), "--location", str(home), "--silent", "--skipApiVersionCheck"]
     with (home / "azurite.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         deadline = time.monotonic() + 60

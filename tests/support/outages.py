@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.running import CONSUMER, STREAM, Command, connection, settings, until
 from tests.support.versity import Versity, options
 
@@ -162,12 +162,6 @@ async def _caught_up(stream: Any, most: int, command: Command) -> None:
         return bool(info.num_pending < most and (most > 1 or info.num_ack_pending == 0))
 
     await until(so, "the daemon has caught up", timeout=900)
-
-
-def free_port() -> int:
-    """One that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def readiness(port: int) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from urllib.request import urlopen
 
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.tools import PROMETHEUS, tool
 
 RULES = Path(__file__).parents[2] / "examples" / "monitoring" / "alerts.yaml"
@@ -35,8 +35,7 @@ class Prometheus:
             "scrape_configs": [scrape],
         }
         (home / "prometheus.yml").write_text(yaml.safe_dump(config))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._address = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def query(self, expression: str) -> list[float]:

@@ -13,6 +13,8 @@ from typing import Any, Self
 import boto3  # type: ignore[import-untyped]
 import pytest
 
+from tests.support.ports import free_port
+
 KEY, SECRET = "root-key", "root-secret"
 REGION = "us-east-1"
 
@@ -35,8 +37,7 @@ class Versity:
         self.home, self.objects = home, home / "objects"
         for directory in (self.objects, home / "users", home / "sidecar"):
             directory.mkdir(parents=True, exist_ok=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self._binary = binary
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -21,6 +20,7 @@ import yaml
 from tests.support.documents import REPOSITORY
 from tests.support.kubernetes import MANIFESTS, by_kind, render
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.prometheus import RULES, Prometheus
 from tests.support.running import Command, publish, settings
 from tests.support.tools import PROMETHEUS, PROMTOOL, tool
@@ -79,8 +79,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """A Prometheus that scrapes a capture of a stream to which messages are published."""
     tool(PROMETHEUS)
     directory = tmp_path_factory.mktemp("monitoring")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with NatsServer(directory / "nats") as server:
         asyncio.run(publish(server.url, [("orders.eu", b"0", None)]))
         block = {"max_age": "500ms"}

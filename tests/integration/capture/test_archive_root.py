@@ -14,7 +14,8 @@ import pytest
 from jetcapture_py.archive import layout
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
-from tests.support.outages import free_port, readiness
+from tests.support.outages import readiness
+from tests.support.ports import free_port
 from tests.support.running import Command, capture_all, config, consumer, objects, publish, settings, until
 
 Start = Callable[..., NatsServer]

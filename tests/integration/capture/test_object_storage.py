@@ -18,7 +18,8 @@ from azure.storage.blob import BlobServiceClient
 from jetcapture_py.archive import layout
 from tests.support import azurite
 from tests.support.nats_server import NatsServer
-from tests.support.outages import BUCKET, bodies, free_port, make_bucket, readiness
+from tests.support.outages import BUCKET, bodies, make_bucket, readiness
+from tests.support.ports import free_port
 from tests.support.running import STREAM, Command, consumer, publish, settings, until
 from tests.support.versity import Versity, options
 

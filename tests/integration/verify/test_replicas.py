@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,12 @@ import pytest
 from jetcapture_py.verify import lost
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import api
-from tests.support.nats_server import NatsServer
+from tests.support.nats_server import NatsServer, cluster_configs
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, until
 
 
 def cluster(directory: Path) -> list[NatsServer]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        ports = [probe.getsockname()[1] for probe in probes]
-    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
-    return [
-        NatsServer(
-            directory / f"server-{number}",
-            f'server_name: "n{number}"\n'
-            f'cluster {{ name: replicas, listen: "127.0.0.1:{port}", no_advertise: true, routes: [{routes}] }}',
-        )
-        for number, port in enumerate(ports)
-    ]
+    return [NatsServer(directory / f"server-{number}", extra) for number, extra in enumerate(cluster_configs())]
 
 
 async def answer(url: str, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
