@@ -21,11 +21,6 @@ blocks = st.sampled_from([None, None, HEADERS, STATUS, b""]) | st.binary(max_siz
 payloads = st.binary(max_size=40) | st.sampled_from(
     [b"hello", b"\r\n", b"PING\r\n", b"MSG a 1 5\r\nhello\r\n", b"-ERR 'x'\r\n"]
 )
-lies = st.sampled_from([b"", ACK, ACK]) | subjects
-blocks = st.sampled_from([None, None, HEADERS, STATUS, b""]) | st.binary(max_size=9)
-payloads = st.binary(max_size=40) | st.sampled_from(
-    [b"hello", b"\r\n", b"PING\r\n", b"MSG a 1 5\r\nhello\r\n", b"-ERR 'x'\r\n"]
-)
 lies = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1, 2, -50, 1000])
 sizes = st.sampled_from([None] * 12 + [b"-1", b"00", b"1e2", b" 5", b"\xd9\xa3", b"9" * 40, b"", b"0x5"])
 
@@ -40,6 +35,7 @@ def frames(draw: st.DrawFn) -> tuple[bytes, bool]:
         words.append(b"%d" % len(block))
     words.append(b"%d" % (len(block or b"") + len(payload) + lie) if odd is None else odd)
     true = not lie and odd is None and sid.isdigit() and not sid.startswith(b"0")
+    true &= bool(reply) or block is None or block.startswith(b"NATS")  # or nats-py may take digits in it for a length
     return b" ".join(words) + b"\r\n" + (block or b"") + payload + b"\r\n", true
 
 
