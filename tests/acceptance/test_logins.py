@@ -119,12 +119,12 @@ def test_tls_before_the_servers_first_word(nats_server: Start, tmp_path: Path) -
 
 
 @contextlib.asynccontextmanager
-async def reconnecting(server: NatsServer, settings: dict[str, Any], *refusals: str) -> AsyncIterator[asyncio.Event]:
-    """Connect; yield an event that an error with one of the texts sets. At the end, await a reconnect that works."""
+async def reconnecting(server: NatsServer, settings: dict[str, Any], *errors: str) -> AsyncIterator[asyncio.Event]:
+    """Connect; yield an event that an error with one of these texts sets; at exit, wait for a working reconnect."""
     refused, reconnected = asyncio.Event(), asyncio.Event()
 
     async def failed(error: Exception) -> None:
-        if any(text in str(error) for text in refusals):
+        if any(text in str(error) for text in errors):
             refused.set()
 
     async def connected() -> None:
@@ -132,7 +132,7 @@ async def reconnecting(server: NatsServer, settings: dict[str, Any], *refusals: 
 
     config = NatsConfig.model_validate({"servers": [server.url], **settings})
     client = await connect(config, "test", timeout=10, on_reconnected=connected, on_error=failed)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         yield refused
         await reconnected.wait()
         await client.flush()

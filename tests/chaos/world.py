@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
@@ -214,7 +213,7 @@ class World:
         self.clock.shift(0)
         for server in self.servers:
             if server.running:
-                os.kill(server.pid, signal.SIGCONT)
+                server.resume()
             else:
                 await asyncio.to_thread(server.start)
         for replica in self.replicas:

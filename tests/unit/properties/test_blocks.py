@@ -237,13 +237,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_that_of_the_rows_that_are_held(self) -> None:
-        held: defaultdict[tuple[int, int], int] = defaultdict(int)  # by batch and block: never in more than one chunk
+        held: defaultdict[tuple[int, int], int] = defaultdict(int)  # rows by (batch, block); each is in one chunk
         for model in (*self.open.values(), *(self.sealed[b] for b in self.sealed if b not in self.released)):
             for number in model.rows:
                 batch = next(at for at, (numbers, _) in enumerate(self.batches) if number in numbers)
                 held[batch, id(model)] += 1
         least = sum(rows * self.batches[at][1] for (at, _), rows in held.items())
-        dead = max((size for _, size in self.batches), default=0)  # as many rows as are held, from any of the batches
+        dead = max((size for _, size in self.batches), default=0)  # a chunk keeps at most one dead row per live row
         most = sum(rows * (self.batches[at][1] + dead + 2 * ROW_OVERHEAD) + OVERHEAD for (at, _), rows in held.items())
         assert least <= self.blocks.memory.bytes <= most
         assert (self.blocks.memory.bytes == 0) == (not held)

@@ -35,7 +35,7 @@ def frames(draw: st.DrawFn) -> tuple[bytes, bool]:
         words.append(b"%d" % len(block))
     words.append(b"%d" % (len(block or b"") + len(payload) + lie) if odd is None else odd)
     true = not lie and odd is None and sid.isdigit() and not sid.startswith(b"0")
-    true &= bool(reply) or block is None or block.startswith(b"NATS")  # or nats-py may take digits in it for a length
+    true &= bool(reply) or block is None or block.startswith(b"NATS")  # else nats-py may read digits in it as a length
     return b" ".join(words) + b"\r\n" + (block or b"") + payload + b"\r\n", true
 
 

@@ -218,8 +218,10 @@ def test_a_stream_that_comes_byte_by_byte_changes_nothing() -> None:
     [
         b"MSG a 1  5\r\nhello\r\n",
         b"MSG  a 1 r 5\r\nhello\r\n",
+        b"MSG  1 1 5\r\nhello\r\n",
         b"MSG a  1 r 5\r\nhello\r\n",
         b"MSG a 1  r 5\r\nhello\r\n",
+        b"HMSG  1 1 12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
         b"HMSG a 1  12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
         b"HMSG a 1 r 12  17\r\nNATS/1.0\r\n\r\nhello\r\n",
     ],
