@@ -99,8 +99,13 @@ def read_archive(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
-    own = ArrowEngine(url=url, options=options, start=part.start, end=part.end, keys=part.keys)
-    archive = Archive.open(spark, url, stream, quarantine, options, own, native=engine == "spark")
+    place = Place.open(url, options)
+    if engine == "spark":
+        place.require(spark)
+    own = ArrowEngine(url=place.url, options=options, start=part.start, end=part.end, keys=part.keys)
+    archive = Archive(
+        spark=spark, place=place, stream=stream, quarantine=quarantine, engine=own, native=engine == "spark"
+    )
     columns = [columns] if isinstance(columns, str) else columns
     needed = _with_time(columns) if part.by_event else columns
     frame = retried(lambda: _plan(archive, part, needed, dedupe, parquet_only=parquet_only))

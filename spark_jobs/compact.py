@@ -52,7 +52,7 @@ from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import SHARE, Place
 
 OLDER_THAN = 3600.0
 GRACE = 300.0
@@ -101,7 +101,8 @@ def compact(
     if not 0 <= bundles <= MOST_BUNDLES:
         raise JetcaptureError(f"bundles: expected 1 to {MOST_BUNDLES}, got {bundles}")
     part = Part.of(start, end, keys)
-    files = Files(url, options or {})
+    place = Place.open(url, options or {})
+    files = Files(place.url, options or {})
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
     if part.keys is not None:
         directories = [f"{stream}/key={layout.escape_key(key)}" for key in part.keys]
@@ -113,13 +114,13 @@ def compact(
         raise JetcaptureError(f"no {'Parquet ' if found else ''}objects of stream {stream} under {files.shown}")
     chosen = [source for source in listed if _begins_within(source.name.bucket, part.start, part.end)]
     closed = time.time() - older_than
-    place = Place.open(url, options or {})
     mark = None if incomplete else watermark.read(place.fs, place.root, stream)
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
         tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
     spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run, bundles=bundles)
-    outcomes = list(_run(spark, url, options or {}, spec, chosen))
+    outcomes = list(_run(spark, place.url, options or {}, spec, chosen))
+    _fail_unseen(files, directories, outcomes)
     removed: frozenset[str] = frozenset()
     errors: list[str] = []
     if not dry_run:
@@ -158,6 +159,18 @@ def _task(url: str, options: dict[str, Any], spec: CompactionSpec) -> Callable[[
                 yield pa.RecordBatch.from_pydict({"outcome": found})
 
     return run
+
+
+def _fail_unseen(files: Files, directories: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+    """Make it a failure that a worker did not find objects which are all still there."""
+    missing = [outcome for outcome in outcomes if outcome.missing]
+    present = {source.name.path for source in files.find(directories)} if missing else set()
+    for outcome in missing:
+        if present.issuperset(outcome.missing):
+            count = plural(len(outcome.missing), "object")
+            path = f"{files.shown}/{outcome.missing[0]}"
+            outcome.failed = True
+            outcome.left = f"{outcome.worker} does not see {count} of the archive, such as {path}: {SHARE}"
 
 
 def _remove(

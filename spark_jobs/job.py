@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
@@ -30,7 +31,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
-from spark_jobs.reading.place import spark_settings
+from spark_jobs.reading.place import SHARE, spark_settings
 
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"
@@ -209,7 +210,10 @@ def spark_error(error: BaseException) -> str:
         return one_line(failed.group(1), LONGEST_LOGGED)
     gone = _FILE_IS_GONE.search(text)
     if gone is not None:
-        return one_line(f"{gone.group(1)} is gone: compacted or removed meanwhile; read it again", LONGEST_LOGGED)
+        url = gone.group(1)
+        if url.startswith("file:") and Path(unquote(urlsplit(url).path)).exists():
+            return one_line(f"{url} exists here, but not on a worker of Spark: {SHARE}", LONGEST_LOGGED)
+        return one_line(f"{url} is gone: compacted or removed meanwhile; read it again", LONGEST_LOGGED)
     _, traceback, frames = text.rpartition("Traceback (most recent call last):\n")
     raised = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", frames, re.MULTILINE) if traceback else None
     if raised is not None:

@@ -6,6 +6,7 @@ replace them still exist.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +62,8 @@ class Outcome:
 
     `written` has path and bytes of new objects; the path is empty in a dry run. `holders` together have all messages,
     and the last of them was written at `since` (seconds since the epoch), so `removable` may be removed. `duplicates`
-    counts copied rows. `left` is the reason why not everything was compacted; `failed`: that is an error.
+    counts copied rows. `left` is the reason why not everything was compacted; `failed`: that is an error. `missing` are
+    the sources that the host `worker` did not find.
     """
 
     key: str | None
@@ -76,24 +78,38 @@ class Outcome:
     duplicates: int = 0
     left: str = ""
     failed: bool = False
+    missing: list[str] = field(default_factory=list)
+    worker: str = ""
 
 
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Failures are reported as outcomes."""
     try:
-        return list(_caught(sources[0].name, _outcomes(files, spec, sources)))
+        return list(_caught(files, sources, _outcomes(files, spec, sources)))
     finally:
         files.forget()
 
 
-def _caught(name: ObjectName, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-    """Yield the outcomes, and an error as one, so that others go on."""
+def _caught(files: Files, sources: Sequence[Source], outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield the outcomes for `sources`, and an error as one, so that others go on."""
+    name = sources[0].name
     try:
         yield from outcomes
     except VanishedError:
-        yield _left(name, CHANGED)
+        yield _vanished(files, sources)
     except Exception as error:
         yield _failed(name, error)
+
+
+def _vanished(files: Files, sources: Sequence[Source]) -> Outcome:
+    """Return the outcome after VanishedError: which objects this host does not find."""
+    name = sources[0].name
+    try:
+        present = {source.name.path for source in files.find({source.name.directory for source in sources})}
+    except JetcaptureError as error:
+        return _failed(name, error)
+    missing = [source.name.path for source in sources if source.name.path not in present]
+    return replace(_left(name, CHANGED), missing=missing, worker=socket.gethostname())
 
 
 def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> Iterator[Outcome]:
@@ -125,7 +141,7 @@ def _outcomes(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> 
     if len({bundles for _, bundles in groups}) > 1:
         yield _left(name, SEVERAL)
     for place, members in groups.items():
-        yield from _caught(members[0][0].name, _merged(files, spec, place, members))
+        yield from _caught(files, [source for source, _ in members], _merged(files, spec, place, members))
 
 
 def _left(name: ObjectName, reason: str) -> Outcome:

@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial, reduce
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,11 +20,10 @@ from pyspark.sql import types as st
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.text import one_line
 from jetcapture_py.transform.decode import conform
 from spark_jobs.reading.columns import Field
 from spark_jobs.reading.overlaps import Range
+from spark_jobs.reading.place import Place
 
 _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16
@@ -93,21 +91,16 @@ def _read(
     batches: Batches,
 ) -> Batches:
     """Read the rows of the objects that `batches` name. Runs in a worker."""
-    fs, root = fsspec.url_to_fs(engine.url, **engine.options)
+    place = Place.open(engine.url, engine.options)
     sources = {field.source for field in fields}
     for batch in batches:
         for row in batch.to_pylist():
-            path = f"{str(root).rstrip('/')}/{row['path']}"
+            path = row["path"]
             values = {name: row[name] for name in partitions if not (row["bundle"] and name == layout.KEY)}
-            try:
-                with fs.open(path, "rb", cache_type="none") as file:
-                    wanted = sources if len(values) == len(partitions) else {*sources, layout.KEY}
-                    for found in rows_of(file, engine, wanted, fold, row["ranges"]):
-                        yield _shaped(found, fields, fold, values, partitions)
-            except FileNotFoundError as error:
-                raise JetcaptureError(f"{path} is gone: it was compacted or removed since; read it again") from error
-            except (OSError, pa.ArrowException) as error:
-                raise JetcaptureError(f"cannot read {path}: {one_line(str(error))}") from error
+            with place.reading(path), place.fs.open(f"{place.root}/{path}", "rb", cache_type="none") as file:
+                wanted = sources if len(values) == len(partitions) else {*sources, layout.KEY}
+                for found in rows_of(file, engine, wanted, fold, row["ranges"]):
+                    yield _shaped(found, fields, fold, values, partitions)
 
 
 def rows_of(

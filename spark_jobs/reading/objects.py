@@ -79,24 +79,6 @@ class Archive:
     engine: ArrowEngine
     native: bool
 
-    @classmethod
-    def open(
-        cls,
-        spark: SparkSession,
-        url: str,
-        stream: str,
-        quarantine: bool,
-        options: Mapping[str, Any],
-        engine: ArrowEngine,
-        *,
-        native: bool,
-    ) -> Archive:
-        """Open the file system for `url`; `options` go to fsspec. Raises JetcaptureError."""
-        place = Place.open(url, options)
-        if native:
-            place.require(spark)
-        return cls(spark=spark, place=place, stream=stream, quarantine=quarantine, engine=engine, native=native)
-
     @property
     def fs(self) -> Any:
         """The fsspec file system."""

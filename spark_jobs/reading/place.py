@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -40,21 +41,23 @@ _EMULATOR = {
 }
 _MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Keys of an fsspec listing entry that may have the modification time, in order of preference."""
+SHARE = "every worker of Spark needs the archive at this path"
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A directory or a prefix in a bucket: `root` in the fsspec file system `fs`, `spark_root` in Spark.
-
-    `settings` are options for Spark's readers and writers and may contain secrets. `shown` is the URL without secrets.
-    """
+    """A directory or a prefix in a bucket: `root` in the fsspec file system `fs`, `spark_root` in Spark."""
 
     fs: Any = field(repr=False)
     root: str
+    url: str = field(repr=False)
+    """The URL for other processes, such as Spark's workers: a local path is absolute. May contain secrets."""
     shown: str
+    """The URL without secrets."""
     spark_root: str
     settings: Mapping[str, str] = field(repr=False)
+    """Options for Spark's readers and writers. May contain secrets."""
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> Place:
@@ -72,9 +75,10 @@ class Place:
         except (TypeError, ValueError) as error:
             raise JetcaptureError(f"cannot open {shown}: {one_line(str(error))}") from error
         root = str(path).rstrip("/")
-        known = f"file://{root}" if isinstance(fs, LocalFileSystem) else url
-        spark_root, settings = in_spark(known, fs.storage_options)
-        return cls(fs=fs, root=root, shown=shown, spark_root=spark_root, settings=settings)
+        if isinstance(fs, LocalFileSystem):
+            shown = url = f"file://{root}"
+        spark_root, settings = in_spark(url, fs.storage_options)
+        return cls(fs=fs, root=root, url=url, shown=shown, spark_root=spark_root, settings=settings)
 
     def files(self, directory: str) -> dict[str, dict[str, Any]]:
         """List the files below `directory`, sorted by path, with the store's listing entries; none if it is missing.
@@ -120,11 +124,16 @@ class Place:
         try:
             yield
         except FileNotFoundError as error:
-            raise VanishedError(
-                f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again"
-            ) from error
+            raise self._gone(path) from error
         except (OSError, ValueError, pa.ArrowException) as error:
             raise JetcaptureError(f"cannot read {self.shown}/{path}: {one_line(error)}") from error
+
+    def _gone(self, path: str) -> VanishedError:
+        """Return the error for an object that was listed; a worker of Spark may have another disk than the driver."""
+        top = path.partition("/")[0]
+        if not self.fs.exists(f"{self.root}/{top}"):
+            return VanishedError(f"{self.shown}/{top} does not exist on {socket.gethostname()}: {SHARE}")
+        return VanishedError(f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again")
 
     def entries(self) -> list[str]:
         """List the names in the root; return none on failure, because they only supplement an error message."""

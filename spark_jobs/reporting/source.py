@@ -77,7 +77,6 @@ class ReportSource:
 
     spark: SparkSession
     place: Place
-    url: str
     options: Mapping[str, Any] = field(repr=False)
     entries: Mapping[ObjectName, Mapping[str, Any]]
     others: int
@@ -98,7 +97,7 @@ class ReportSource:
             )
         if not entries:
             raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
-        return cls(spark=spark, place=place, url=url, options=options, entries=entries, others=others, mark=mark)
+        return cls(spark=spark, place=place, options=options, entries=entries, others=others, mark=mark)
 
     def objects(self) -> list[Stored]:
         """Read the footers of all objects, quarantine included; return them by first sequence. Raises VanishedError."""
@@ -115,7 +114,7 @@ class ReportSource:
         asked.sort(key=lambda each: each[0].rows, reverse=True)
         tasks = min(len(asked), max(_MIN_TASKS, sum(name.rows for name, _ in asked) // _ROWS_PER_TASK))
         table = pa.table({"path": [name.path for name, _ in asked], "part": [part for _, part in asked]})
-        read = partial(_read, self.url, dict(self.options), list(columns))
+        read = partial(_read, self.place.url, dict(self.options), list(columns))
         schema = ", ".join(["part long", *(f"{column} {_COLUMNS[column][1]}" for column in columns)])
         return self.spark.createDataFrame(table).repartition(tasks).mapInArrow(read, schema)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.bundles import bundle_of
@@ -19,6 +22,7 @@ from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
 from spark_jobs.compaction.summary import Summary
+from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support import s3
 
@@ -248,6 +252,28 @@ class TestChoice:
         summary = at_once(spark, hours, grace=1.5, tell=meddle)
         assert summary.left == {"another compaction changed it meanwhile": 3}
         assert Counter((name.key, name.rows) for name in names(hours)) == {("a", 1): 6, (None, 2): 3}
+
+    def test_workers_with_another_working_directory_or_disk_than_the_driver(
+        self, spark: SparkSession, hours: Archive, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(hours.root.parent)
+        unseen = "file:///proc/self/cwd/archive"  # another directory for each process
+        summary = compact(spark, unseen, "ORDERS", older_than=0, grace=0)
+        assert summary.left == {}
+        assert len(summary.errors) == 6
+        (error,) = {re.sub(r"/ORDERS/\S+\.parquet:", ":", error) for error in summary.errors}
+        needs = "every worker of Spark needs the archive at this path"
+        host = socket.gethostname()
+        assert error == f"{host} does not see 2 objects of the archive, such as {unseen}: {needs}"
+        for engine, text in (("arrow", f"{unseen}/ORDERS does not exist on {host}"), ("spark", "on a worker of Spark")):
+            with pytest.raises((PySparkException, Py4JError)) as raised:
+                read_archive(spark, unseen, "ORDERS", engine=engine).count()
+            assert text in spark_error(raised.value)
+            assert spark_error(raised.value).endswith(needs)
+        assert len(names(hours)) == 12
+        summary = compact(spark, "archive", "ORDERS", older_than=0, grace=0)
+        assert (summary.errors, len(names(hours))) == ((), 6)
+        assert read_archive(spark, "archive", "ORDERS", engine="arrow").count() == 12
 
     @both_layouts
     def test_two_at_the_same_time_with_other_targets_lose_nothing(self, spark: SparkSession, archive: Archive) -> None:

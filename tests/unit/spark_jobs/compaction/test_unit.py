@@ -18,6 +18,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
+from spark_jobs.compact import _fail_unseen
 from spark_jobs.compaction import unit as work
 from spark_jobs.compaction.files import Files
 from spark_jobs.compaction.plan import TOLERANCE, units
@@ -317,6 +318,9 @@ def test_a_group_that_changes_while_it_is_read_is_left_alone(archive: Archive) -
     (archive.root / gone.path).unlink()
     (outcome,) = compact_unit(files, CompactionSpec(target=1 << 20, closed=AFTER), unit.sources)
     assert (outcome.left, outcome.failed, outcome.removable) == (CHANGED, False, [])
+    assert outcome.missing == [gone.path]
+    _fail_unseen(files, ["ORDERS"], [outcome])
+    assert (outcome.left, outcome.failed) == (CHANGED, False)  # it is not in the archive any more
 
 
 def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive: Archive) -> None:
