@@ -25,7 +25,7 @@ from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store.reader import ObjectStorage
-from jetcapture_py.transform.envelope import assemble
+from jetcapture_py.transform.envelope import NO_HEADERS, assemble, stored_blocks
 from jetcapture_py.verify.copies import Seen
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.fingerprints import hashes
@@ -146,11 +146,18 @@ def _take(window: _Window, stream: str, consumer: str, received: Received) -> No
 def _hashed(
     subjects: pa.StringArray, headers: pa.MapArray, payloads: pa.BinaryArray, raw: pa.BinaryArray | None
 ) -> dict[str, Any]:
-    """Return the hash of each part. `raw` are header blocks that are not valid, null for the others."""
+    """Return the hash of each part. `raw` are header blocks that are not valid, null for the others.
+
+    Headers that a server adds on delivery do not count: archives may have them. Nor does a block without headers.
+    """
     blocks = header_blocks(headers, {}, len(subjects), stored=True)
-    found = np.zeros(len(subjects), np.uint64) if blocks is None else hashes(blocks)
+    if blocks is None:
+        found = np.zeros(len(subjects), np.uint64)
+    else:
+        blocks = stored_blocks(blocks)
+        found = np.where(pc.equal(blocks, NO_HEADERS).to_numpy(zero_copy_only=False), 0, hashes(blocks))
     if raw is not None and raw.null_count < len(raw):
-        found = np.where(raw.is_valid().to_numpy(zero_copy_only=False), hashes(raw), found)
+        found = np.where(raw.is_valid().to_numpy(zero_copy_only=False), hashes(stored_blocks(raw)), found)
     distinct = subjects.dictionary_encode()
     names = hashes(distinct.dictionary.cast(pa.binary()))[distinct.indices.to_numpy()]
     return {"subject": names, "headers": found, "payload": hashes(payloads)}

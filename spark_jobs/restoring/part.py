@@ -24,6 +24,7 @@ from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.text import one_line
+from jetcapture_py.transform.envelope import stored_blocks
 from spark_jobs.restoring import backup
 
 MOST_SHOWN = 5
@@ -267,11 +268,11 @@ def _largest(some: pa.Table) -> int:
 
 
 def _blocks(some: pa.Table) -> pa.BinaryArray | None:
-    """Return the header blocks, as they are where they could not be read."""
+    """Return the header blocks as the stream had them, also those that could not be read."""
     blocks = header_blocks(_array(some, layout.HEADERS), {}, len(some), stored=True)
     if layout.STAGE in some.schema.names:
-        return _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
-    return blocks
+        blocks = _with_raw(blocks, _array(some, layout.RAW_HEADERS), len(some))
+    return blocks if blocks is None else stored_blocks(blocks)
 
 
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:

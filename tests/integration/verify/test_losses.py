@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.capture import side_tasks
+from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.model import Config
+from jetcapture_py.jetstream import pulls, source
+from jetcapture_py.transform import envelope
 from jetcapture_py.verify import lost
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
@@ -19,7 +24,7 @@ from tests.support.amount import ALL
 from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
 from tests.support.nats_server import NatsServer
 from tests.support.rewinds import rewound
-from tests.support.running import Message, capture_all, config, connection, publish, rows
+from tests.support.running import Message, capture_all, config, connection, publish, rows, until
 
 Start = Callable[..., NatsServer]
 TOGETHER = 10
@@ -325,6 +330,50 @@ def test_the_content_of_unusual_messages_is_as_archived(
         await capture_all(settings)
         report = await verify(settings, content=True)
         assert (report.losses, report.content_compared, report.exit_code()) == ((), report.stored, 0)
+
+    asyncio.run(scenario())
+
+
+def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in an archive of today, nor in one that an earlier version has written with them."""
+    monkeypatch.setattr(side_tasks, "POLL", 600)  # nobody looks at the consumer while it is pinned
+    monkeypatch.setattr(source, "FRESH", 600)
+    monkeypatch.setattr(pulls, "EXPIRES", 600)  # a new pull would be refused
+
+    async def captured_while_pinned(server: NatsServer, settings: Config) -> None:
+        name, groups = settings.source.consumer, {"priority_policy": "pinned_client", "priority_groups": ["g"]}
+        capture = Capture(settings)
+        task = asyncio.create_task(capture.run(asyncio.Event()))
+        async with connection(server.url) as client:
+            await until(lambda: capture.state.stats.acked > 0, "what there was is stored")
+            acked = capture.state.stats.acked
+            original = (await api(client, f"CONSUMER.INFO.ORDERS.{name}"))["config"]
+            update = {"stream_name": "ORDERS", "action": "update"}
+            await api(client, f"CONSUMER.CREATE.ORDERS.{name}", {**update, "config": {**original, **groups}})
+            await publish(server.url, [("orders.a", b"2", None), ("orders.b", b"2", [("A", "1")])] * 50)
+            await until(lambda: capture.state.stats.acked == acked + 100, "they are stored")
+            await api(client, f"CONSUMER.CREATE.ORDERS.{name}", {**update, "config": original})
+        task.cancel()  # a drain would wait for the open pulls
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"1", None)] * 100)
+        today, earlier = (
+            config(server.url, tmp_path / name, source={"consumer": name}, block={"max_age": "0.2s"})
+            for name in ("today", "earlier")
+        )
+        await captured_while_pinned(server, today)
+        with monkeypatch.context() as patch:
+            patch.setattr(envelope, "stored_blocks", lambda blocks: blocks)
+            await captured_while_pinned(server, earlier)
+        assert {str(row[layout.HEADERS]) for row in rows(tmp_path / "today")} == {"None", "[('A', ['1'])]"}
+        assert sum("Nats-Pin-Id" in str(row[layout.HEADERS]) for row in rows(tmp_path / "earlier")) == 100
+        for settings in (today, earlier):
+            report = await verify(settings, content=True)
+            assert (report.losses, report.content_compared, report.exit_code(strict=True)) == ((), report.stored, 0)
 
     asyncio.run(scenario())
 

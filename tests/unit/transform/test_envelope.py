@@ -210,6 +210,17 @@ def test_a_message_with_bad_subject_and_bad_headers_fails_once_and_keeps_its_raw
 # ------------------------------------------------------------------ headers
 
 
+def test_headers_that_a_server_adds_on_delivery_are_removed() -> None:
+    """As it adds them: before the last line break, or in a block of their own."""
+    pin = b"Nats-Pin-Id: Yc7z\r\n"
+    others = (b"A: 1\r\n", b"X-Nats-Pin-Id: 1\r\n", b"A: Nats-Pin-Id: 1\r\n", b"broken\r\n", b"A: \xff\r\n")
+    plain = with_headers(b"", *(b"NATS/1.0\r\n" + lines + b"\r\n" for lines in others))
+    result = with_headers(b"NATS/1.0\r\n" + pin + b"\r\n", *(b"NATS/1.0\r\n" + x + pin + b"\r\n" for x in others))
+    assert result == plain
+    assert column(result, layout.HEADERS)[0] is None
+    assert len(plain.failures) == 2
+
+
 def test_a_batch_without_headers_has_nulls() -> None:
     assert column(with_headers(b"", b""), layout.HEADERS) == [None, None]
 
