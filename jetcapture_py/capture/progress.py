@@ -141,6 +141,8 @@ class Observer:
             return None
         if state.pending == 0 and state.unacked == 0:
             time = state.asked - MARGIN
+            if self._samples and self._samples[-1][0] <= state.ack_floor:  # later messages have a later timestamp
+                time = max(time, min(moment_of(self._samples[-1][1]), state.asked))
         else:
             place = bisect_right(self._samples, state.ack_floor, key=lambda sample: sample[0])
             if not place:
