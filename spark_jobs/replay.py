@@ -24,7 +24,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -45,6 +45,7 @@ from jetcapture_py.jetstream.publish.publisher import WINDOW
 from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session, spark_error
+from spark_jobs.publishing.instructions import describe_removed, keepable
 from spark_jobs.publishing.login import login_at
 from spark_jobs.replaying.arguments import ReplayCommand, pace_of, parse, selected
 from spark_jobs.replaying.missing import (
@@ -99,6 +100,7 @@ def replay(
     allow_loop: bool = False,
     survey: bool = True,
     into: str | None = None,
+    keep_headers: Collection[str] = (),
 ) -> Replayed:
     """Publish every row of `frame` and wait for all acknowledgements. Raises JetcaptureError.
 
@@ -112,6 +114,8 @@ def replay(
     parallelism, at most 8. With a `pace` there is one task.
 
     `into` is the only stream that may take the messages.
+
+    Headers that are instructions to a server (`publishing.instructions`) are removed, except `keep_headers`.
 
     `origin` is where the archive comes from (`replaying.origin.origin_of`). With it, a replay that the archive's own
     capture would capture again is refused unless `allow_loop`, and message ids distinguish the incarnations of a
@@ -144,6 +148,7 @@ def replay(
         apart=rows.apart,
         stored=rows.stored,
         pace=pace,
+        kept=tuple(map(_keepable, keep_headers)),
     )
     if rows.messages and into is None:
         log.info("replay id %s; if interrupted, continue with --resume %s", replay_id, replay_id)
@@ -167,12 +172,13 @@ def preview(
     payload: str | None = None,
     origin: Origin | None = None,
     allow_loop: bool = False,
+    keep_headers: Collection[str] = (),
 ) -> tuple[Preview, list[Stream]]:
     """Return what `replay` would publish, and the target streams. Raises what it would raise before publishing."""
     target = Target(servers if isinstance(servers, NatsConfig) else login_at(servers))
     rows = rows_of(frame, subject, payload)
     streams, ingested = _streams(rows, target, None if allow_loop else origin)
-    return take_preview(rows, streams, ingested, details=True), streams
+    return take_preview(rows, streams, ingested, details=True, keep_headers=keep_headers), streams
 
 
 def _check(rows: ReplayRows, pace: Pace | None, resume: bool) -> None:
@@ -186,6 +192,13 @@ def _checked(replay_id: str) -> str:
     if not _REPLAY_ID.fullmatch(replay_id):
         raise JetcaptureError(f"replay id {replay_id!r} must be a plain word")
     return replay_id
+
+
+def _keepable(name: str) -> str:
+    try:
+        return keepable(name)
+    except ValueError as error:
+        raise JetcaptureError(f"keep_headers: {error}") from None
 
 
 def _streams(
@@ -248,7 +261,13 @@ def _job(chosen: ReplayCommand) -> None:
     origin = origin_of(chosen.url, chosen.stream, chosen.options, quarantine=chosen.quarantine)
     if chosen.dry_run:
         found, streams = preview(
-            frame, servers, chosen.subject, payload=chosen.payload, origin=origin, allow_loop=chosen.allow_loop
+            frame,
+            servers,
+            chosen.subject,
+            payload=chosen.payload,
+            origin=origin,
+            allow_loop=chosen.allow_loop,
+            keep_headers=chosen.keep_headers,
         )
         sys.stdout.writelines(f"{line}\n" for line in describe(found, streams, pace_of(chosen)))
         return
@@ -265,6 +284,7 @@ def _job(chosen: ReplayCommand) -> None:
         origin=origin,
         allow_loop=chosen.allow_loop,
         survey=chosen.survey,
+        keep_headers=chosen.keep_headers,
     )
     sys.stdout.write(f"{_report(done)}\n")
 
@@ -281,13 +301,25 @@ def _publish_missing(chosen: ReplayCommand) -> None:
         frames.append(query(spark, asked))
     messages = whole_messages(frames, tail)
     lost = find_missing(messages, tail, chosen.to_seq)
-    check_overwritten(tail, lost)
+    check_overwritten(tail, lost, chosen.keep_headers)
     sys.stdout.write(f"{describe_missing(tail, lost)}\n")
-    if chosen.dry_run or not lost.num_rows:
+    if not lost.num_rows:
         return
-    frame, pace = select_missing(messages, lost), pace_of(chosen)
+    frame = select_missing(messages, lost)
+    if chosen.dry_run:
+        removed = describe_removed(rows_of(frame, chosen.subject, None).removed(chosen.keep_headers))
+        sys.stdout.write("" if removed is None else f"they would be published {removed}\n")
+        return
     done = replay(
-        frame, servers, replay_id=REPLAY_ID, pace=pace, window=chosen.window, tasks=1, survey=chosen.survey, into=stream
+        frame,
+        servers,
+        replay_id=REPLAY_ID,
+        pace=pace_of(chosen),
+        window=chosen.window,
+        tasks=1,
+        survey=chosen.survey,
+        into=stream,
+        keep_headers=chosen.keep_headers,
     )
     (now,) = (each for each in Target(servers).streams(">") if each.name == stream)
     sys.stdout.write(f"{_report(done)}\n{describe_published(tail, lost, now.last)}\n")

@@ -35,11 +35,12 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.template import part_name
 from jetcapture_py.errors import ConfigError, JetcaptureError, SourceError
-from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, byte_strings, check_subject, header_blocks, without
+from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, byte_strings, check_subject, header_blocks
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey
 from spark_jobs.datasource.options import WriteOptions
-from spark_jobs.publishing.publish import instructs, publish_batches
+from spark_jobs.publishing.instructions import without_instructions
+from spark_jobs.publishing.publish import publish_batches
 from spark_jobs.reading.columns import find
 from spark_jobs.reading.row_json import encode_json, encode_rows, shorten
 
@@ -140,10 +141,11 @@ class Messages:
         for rows in batches:
             rows = rows.rename_columns(self._names)
             payloads, headers = self._payloads(rows), self._header_maps(rows)
-            message = self._message(rows, headers)
-            subjects = self._subjects(message, rows)
+            subjects = self._subjects(self._message(rows, headers), rows)
+            if headers is not None and self._headers != self._first(HEADERS[:1]):
+                headers = without_instructions(subjects, headers)
             generated = pa.array(_ids(writing, first, subjects, payloads, headers), pa.string())
-            ids = pc.coalesce(self._own_ids(message, rows), generated)
+            ids = pc.coalesce(self._own_ids(self._message(rows, headers), rows), generated)
             first += rows.num_rows
             given = {"subject": subjects, "payload": payloads, "id": ids}
             yield pa.RecordBatch.from_pydict(given if headers is None else given | {"headers": headers})
@@ -197,8 +199,7 @@ class Messages:
         if not pa.types.is_list(headers.type.item_type):
             items = pa.ListArray.from_arrays(pa.array(np.arange(len(headers.items) + 1), pa.int32()), headers.items)
             headers = pa.MapArray.from_arrays(headers.offsets, headers.keys, items, mask=headers.is_null())
-        headers = headers.cast(HEADERS_TYPE)
-        return headers if self._headers == self._first(HEADERS[:1]) else without(headers, instructs)
+        return headers.cast(HEADERS_TYPE)
 
 
 def _not_empty(texts: pa.StringArray) -> pa.StringArray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -24,17 +23,10 @@ DUE = "due"
 
 Login = NatsConfig | Mapping[str, str]
 
-_INSTRUCTIONS = re.compile(r"Nats-(Msg-Id|TTL|Incr|Schedule|(Expected|Batch|Trace|Schedule)-.*)", re.IGNORECASE)
-
 _CONNECT_TIMEOUT = 20.0
 """Seconds to keep trying unreachable servers before the task fails. Once connected, the publisher's timeouts apply."""
 _PAUSE = 0.1
 """Seconds; before a longer pause, wait for all acknowledgements to notice failures."""
-
-
-def instructs(header: str) -> bool:
-    """Whether a header is an instruction to the server, which a replay must not repeat."""
-    return _INSTRUCTIONS.fullmatch(header) is not None
 
 
 def publish_batches(

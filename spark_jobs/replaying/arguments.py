@@ -16,6 +16,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.publisher import WINDOW
 from spark_jobs import arguments
 from spark_jobs.arguments import LoginArguments, Parsed, QueryArguments, SurveyArguments
+from spark_jobs.publishing.instructions import keepable
 from spark_jobs.publishing.subjects import check_pattern, matching
 from spark_jobs.replaying.task import Pace
 
@@ -110,6 +111,15 @@ class ReplayCommand(LoginArguments, SurveyArguments, QueryArguments):
             "once, in order.",
         ),
     ] = False
+    keep_headers: Annotated[
+        list[str],
+        Option(
+            "--keep-header",
+            metavar="NAME",
+            help="Publish this header although it is an instruction to a server: Nats-TTL, Nats-Rollup, …; repeatable.",
+        ),
+        Parsed(keepable),
+    ] = field(default_factory=list)
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be published without publishing.")] = False
     allow_loop: Annotated[
         bool, Option("--allow-loop", help="Publish even to subjects that the archive's capture consumes.")

@@ -11,7 +11,7 @@ if the stream does not have it, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,6 +37,7 @@ from jetcapture_py.verify.incarnation import Incarnation
 from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
+from spark_jobs.publishing.instructions import instructs
 from spark_jobs.replaying.target import replayed_identities
 from spark_jobs.replaying.task import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIMESTAMP
 
@@ -225,10 +226,11 @@ def _header(name: str) -> Column:
     return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
 
 
-def check_overwritten(tail: StreamTail, missing: pa.Table) -> None:
-    """Raise JetcaptureError if what is published now would replace newer messages."""
+def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:
+    """Raise JetcaptureError if what is published now, with `keep_headers`, would replace newer messages."""
     oldest = missing[TIMESTAMP].to_numpy().min(initial=_MOST_SEQ)
-    lost, rollups = missing.num_rows, pc.sum(missing[ROLLUP]).as_py() or 0
+    lost = missing.num_rows
+    rollups = not instructs(_ROLLUP, keep_headers) and pc.any(missing[ROLLUP]).as_py()
     if tail.newest <= oldest or not (tail.keeps_latest or rollups):
         return
     why = "limits the messages of a subject" if tail.keeps_latest else "has lost rollups"

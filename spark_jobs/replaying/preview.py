@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
@@ -15,6 +15,7 @@ from jetcapture_py.config.units import format_duration, format_time, moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.text import plural
+from spark_jobs.publishing.instructions import describe_removed
 from spark_jobs.publishing.subjects import matching
 from spark_jobs.replaying.limits import MESSAGE_OVERHEAD, Incoming
 from spark_jobs.replaying.rows import ODD, ReplayRows
@@ -35,8 +36,8 @@ _PROVENANCE = 200
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """What a replay will publish. `first` and `last` are the oldest and newest timestamp in microseconds. `size`
-    (payload bytes), `distinct` and `subjects` (most frequent target subjects, with counts) are only set with details.
-    `incoming` is the load on streams with limits."""
+    (payload bytes), `distinct`, `subjects` (most frequent target subjects, with counts) and `removed` (headers that are
+    not published, with counts of messages) are only set with details. `incoming` is the load on streams with limits."""
 
     messages: int
     first: int | None = None
@@ -45,6 +46,7 @@ class Preview:
     distinct: int = 0
     subjects: Sequence[tuple[str, int]] = field(default=())
     incoming: Sequence[tuple[Stream, Incoming]] = field(default=())
+    removed: Mapping[str, int] = field(default_factory=dict)
 
     def seconds(self, pace: Pace | None) -> float:
         """Estimate the duration in seconds."""
@@ -76,9 +78,13 @@ def take_preview(
     ingested: Mapping[str, Sequence[str]],
     *,
     details: bool = False,
+    keep_headers: Collection[str] = (),
 ) -> Preview:
-    """Count the rows; `details` adds bytes and subjects. Raises JetcaptureError if a row has no subject or an invalid
-    one, if no stream takes it, or if the archive's own capture would capture it again."""
+    """Count the rows; `details` adds bytes, subjects and the headers that are removed unless in `keep_headers`.
+
+    Raises JetcaptureError if a row has no subject or an invalid one, if no stream takes it, or if the archive's own
+    capture would capture it again.
+    """
     subject = sf.col("subject")
     nowhere = ~matching(subject, [each for stream in streams for each in stream.subjects])
     back = reduce(or_, (_captured(subject, stream, ingested.get(stream.name, ())) for stream in streams), sf.lit(False))  # noqa: FBT003
@@ -106,6 +112,7 @@ def take_preview(
         distinct=found["distinct"] if details else 0,
         subjects=[(row[0], row[1]) for row in frequent.collect()] if details else (),
         incoming=[(stream, _taken(rows, stream, found[f"stream {stream.name}"])) for stream in limited],
+        removed=rows.removed(keep_headers) if details else {},
     )
 
 
@@ -186,6 +193,8 @@ def describe(found: Preview, streams: Sequence[Stream], pace: Pace | None) -> It
         yield f"to {plural(found.distinct, 'subject', grouped=True)}: {shown}{others}"
     if found.first is not None and found.last is not None:
         yield f"from {_time(found.first)} to {_time(found.last)}"
+    if (removed := describe_removed(found.removed)) is not None:
+        yield removed
     for stream in streams:
         yield f"into stream {stream.name} ({', '.join(stream.subjects)})"
     for warning in found.warnings(pace):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Self
@@ -15,6 +15,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.template import TemplatePart, parse_template, part_name
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
+from spark_jobs.publishing.instructions import names_of
 from spark_jobs.publishing.subjects import is_odd
 from spark_jobs.reading.columns import find, quoted
 from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
@@ -50,6 +51,15 @@ class ReplayRows:
     def surveyed(self) -> Self:
         """Drop the column `missing`, which the preview has checked."""
         return replace(self, frame=self.frame.drop(MISSING))
+
+    def removed(self, keep_headers: Collection[str] = ()) -> dict[str, int]:
+        """Count the messages with each header that is not published. Runs a job."""
+        rows, columns = self.frame, self.frame.columns
+        if ROW in columns and not self.apart:
+            rows = rows.where(sf.coalesce(ROW, sf.lit(0)) == 0)
+        headers, raw = (sf.col(name) if name in columns else None for name in ("headers", RAW_HEADERS))
+        names = rows.select(sf.explode(names_of(headers, raw, keep_headers)).alias("name"))
+        return {row[0]: row[1] for row in names.groupBy("name").count().collect()}
 
     def in_order(self, tasks: int | None) -> DataFrame:
         """Partition the rows for `tasks` parallel tasks, each subject in one task and in order.

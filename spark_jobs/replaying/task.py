@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.publish.frames import without
-from spark_jobs.publishing.publish import DUE, EXTRA, LINES, instructs, publish_batches
+from spark_jobs.publishing.instructions import instructs, without_instructions
+from spark_jobs.publishing.publish import DUE, EXTRA, LINES, publish_batches
 from spark_jobs.reading.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
@@ -56,7 +56,7 @@ class Task:
 
     `recreated`: the stream was recreated and its sequences started again, so message ids include the timestamp:
     `<stream>:<seq>:<replay id>@<microseconds>`. `apart`: publish every row of a message, not only the first. `stored`
-    as in `Publisher.publish_batch`.
+    as in `Publisher.publish_batch`. `kept` names headers to publish although they are instructions to a server.
     """
 
     login: NatsConfig
@@ -66,6 +66,7 @@ class Task:
     apart: bool = False
     stored: bool = False
     pace: Pace | None = None
+    kept: tuple[str, ...] = ()
 
     def function(self) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
         """Return the function for `mapInArrow`; its result has the columns of `RESULT`."""
@@ -101,9 +102,9 @@ class _Preparation:
             raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
         columns = {name: given[name] for name in ("subject", "payload")}
         if "headers" in given:
-            columns["headers"] = without(given["headers"], instructs)
+            columns["headers"] = without_instructions(given["subject"], given["headers"], self._task.kept)
         if RAW_HEADERS in given:
-            lines = [None if raw is None else _lines(raw) for raw in given[RAW_HEADERS].to_pylist()]
+            lines = [None if raw is None else _lines(raw, self._task.kept) for raw in given[RAW_HEADERS].to_pylist()]
             columns[LINES] = pa.array(lines, pa.binary())
         if STREAM in given:
             columns |= self._identity(given, batch.num_rows)
@@ -169,10 +170,13 @@ def _check_payloads(given: dict[str, pa.Array]) -> None:
         raise SourceError(f"message {seq}: its payload is in its first row, which is not among the rows to publish")
 
 
-def _lines(raw: bytes) -> bytes:
+def _lines(raw: bytes, kept: tuple[str, ...]) -> bytes:
     """Return the lines of an unparsable header block without instructions to the server and provenance."""
     first, *others = raw.split(b"\r\n")
     lines = [line for line in (*(() if first.startswith(_VERSION) else (first,)), *others) if line]
     names = (line.partition(b":")[0].decode("utf-8", "replace") for line in lines)
-    kept = [line for line, name in zip(lines, names, strict=True) if not instructs(name) and name not in _PROVENANCE]
-    return b"".join(line + b"\r\n" for line in kept)
+    return b"".join(
+        line + b"\r\n"
+        for line, name in zip(lines, names, strict=True)
+        if not instructs(name, kept) and name not in _PROVENANCE
+    )

@@ -154,7 +154,7 @@ def test_older_messages_do_not_replace_newer_ones_of_their_subject(setting: Sett
     assert setting.last == 13
 
 
-def test_a_lost_rollup_does_not_remove_newer_messages(setting: Setting, capsys: Said) -> None:
+def test_a_lost_rollup_removes_no_messages(setting: Setting, capsys: Said) -> None:
     setting.publish(*orders(1, 10))
     asyncio.run(_change(setting, allow_rollup_hdrs=True))
     setting.capture()
@@ -163,9 +163,15 @@ def test_a_lost_rollup_does_not_remove_newer_messages(setting: Setting, capsys: 
         setting.capture()
     setting.publish(*orders(11, 13, "new"))
     before = setting.stored()
-    assert give_back(setting) == 1
+    assert give_back(setting, "--keep-header", "Nats-Rollup") == 1
     assert "has lost rollups and has taken new messages since it lost 1 message" in capsys.readouterr().err
     assert setting.stored() == before
+    assert give_back(setting, "--dry-run") == 0
+    assert "without headers that are instructions to a server: Nats-Rollup (1)\n" in capsys.readouterr().out
+    assert give_back(setting) == 0
+    *others, rollup = setting.stored()
+    assert others == before
+    assert (rollup.payload, rollup.header("Nats-Rollup")) == (b"sum", None)
 
 
 def test_an_interrupted_run_is_continued_where_subjects_are_limited(setting: Setting) -> None:

@@ -1,0 +1,85 @@
+"""Headers that are instructions to a server, and so are not published again with an archived message.
+
+A server obeys them, or relies on them later, whoever publishes them: a rollup purges messages of the target stream, a
+fired schedule purges its schedule, a TTL removes the message. The list is that of nats-server 2.10 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+
+from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, distinct_names, without
+
+MARKER = "Nats-Marker-Reason"
+"""On a server's marker that the last message of a subject is gone; in a bucket, that a key has no entry."""
+OBEYED = ("Nats-Rollup", "Nats-TTL", MARKER, "Nats-Incr", "Nats-Counter-Sources", "Nats-Schedule", "Nats-Scheduler")
+"""Instructions about the message, which a user may want to repeat, as well as `Nats-Schedule-*`."""
+NEVER = (MESSAGE_ID, "Nats-Stream-Source", "Nats-Request-Info", "Nats-Required-Api-Level")
+"""Instructions about one publish, or statements of a server that it refuses from others."""
+NEVER_PREFIXES = ("Nats-Expected-", "Nats-Batch-", "Nats-Trace-")
+
+_KEEPABLE = rf"{'|'.join(OBEYED)}|Nats-Schedule-[^:]*"
+_PATTERN = rf"{_KEEPABLE}|{'|'.join(NEVER)}|({'|'.join(NEVER_PREFIXES)})[^:]*"
+_INSTRUCTION = re.compile(_PATTERN, re.IGNORECASE)
+_OPERATION = "KV-Operation"
+_BUCKET = "$KV."
+
+
+def keepable(name: str) -> str:
+    """Return the name of an instruction that may be published again. Raises ValueError for another header."""
+    if re.fullmatch(_KEEPABLE, name, re.IGNORECASE):
+        return name
+    reason = "it cannot be repeated" if _INSTRUCTION.fullmatch(name) else "it is kept in any case"
+    raise ValueError(f"{name}: {reason}; expected one of {', '.join(OBEYED)} or Nats-Schedule-*")
+
+
+def instructs(header: str, kept: Collection[str] = ()) -> bool:
+    """Whether a header is an instruction to the server, other than those to keep."""
+    return _INSTRUCTION.fullmatch(header) is not None and header.lower() not in map(str.lower, kept)
+
+
+def without_instructions(subjects: pa.Array, headers: pa.MapArray, kept: Collection[str] = ()) -> pa.MapArray:
+    """Remove instructions from the headers of messages to `subjects`.
+
+    A server's marker in a KV bucket becomes what a client writes for the same, because the key would otherwise get an
+    empty value.
+    """
+    removed = {name for name in distinct_names(headers) if instructs(name, kept)}
+    if MARKER in removed:
+        rows = zip(subjects.to_pylist(), headers.to_pylist(), strict=True)
+        headers = pa.array([_as_operation(subject, row) for subject, row in rows], headers.type)
+    return without(headers, removed.__contains__) if removed else headers
+
+
+def _as_operation(subject: str | None, headers: list[tuple[str, list[str]]] | None) -> object:
+    reasons = dict(headers or ()).get(MARKER)
+    if headers is None or reasons is None or not (subject or "").startswith(_BUCKET):
+        return headers
+    others = [header for header in headers if header[0] != _OPERATION]
+    return [*others, (_OPERATION, ["DEL" if reasons == ["Remove"] else "PURGE"])]
+
+
+def names_of(headers: Column | None, raw: Column | None, kept: Collection[str] = ()) -> Column:
+    """Return the distinct names of a row's instructions, as an array; `raw` is an unparsable header block."""
+    names = []
+    if headers is not None:
+        names.append(sf.filter(sf.map_keys(headers), lambda name: name.rlike(rf"(?i)\A({_PATTERN})\z")))
+    if raw is not None:  # a byte is a character, and NATS has ended every line with CRLF
+        lines = sf.regexp_extract_all(sf.decode(raw, "ISO-8859-1"), sf.lit(rf"(?i)(?:\A|\r\n)({_PATTERN}):"), 1)
+        names.append(lines)
+    found = [sf.coalesce(part, sf.array().cast("array<string>")) for part in names]
+    distinct = sf.array_distinct(sf.concat(*found)) if found else sf.array().cast("array<string>")
+    return sf.filter(distinct, lambda name: ~sf.lower(name).isin([name.lower() for name in kept]))
+
+
+def describe_removed(removed: Mapping[str, int]) -> str | None:
+    """Describe in one line which instructions are removed from how many messages; None without any."""
+    if not removed:
+        return None
+    counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(removed.items()))
+    return f"without headers that are instructions to a server: {counts}"

@@ -1,0 +1,181 @@
+"""Headers that instruct a server are not repeated with an archived message, neither by a replay nor by the sink."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import nats
+import pytest
+
+from spark_jobs.archive import read_archive
+from spark_jobs.publishing.instructions import OBEYED, keepable
+from spark_jobs.replay import main
+from spark_jobs.restore import main as restore
+from tests.integration.spark.conftest import Archive
+from tests.support.nats_server import NatsServer
+from tests.support.replays import ask, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+EVERYTHING = {
+    "allow_rollup_hdrs": True,
+    "allow_msg_ttl": True,
+    "allow_msg_schedules": True,
+    "allow_atomic": True,
+    "allow_batched": True,
+    "subject_delete_marker_ttl": 1_000_000_000,
+}
+LATER = {"Nats-Schedule": "@at 2090-01-01T00:00:00Z", "Nats-Schedule-Target": "all.target"}
+INSTRUCTIONS: tuple[dict[str, str], ...] = (
+    {"Nats-Rollup": "all"},
+    {"Nats-Rollup": "sub"},
+    {"nats-rollup": "all"},
+    {"Nats-TTL": "876000h"},
+    {"Nats-Msg-Id": "other-7"},
+    {"Nats-Expected-Stream": "ELSEWHERE"},
+    {"Nats-Expected-Last-Sequence": "5"},
+    {"Nats-Expected-Last-Subject-Sequence": "5", "Nats-Expected-Last-Subject-Sequence-Subject": "all.1"},
+    {"Nats-Expected-Last-Msg-Id": "none"},
+    {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"},
+    {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
+    {**LATER, "Nats-Schedule-TTL": "1s", "Nats-Schedule-Rollup": "sub", "Nats-Schedule-Time-Zone": "UTC"},
+    {**LATER, "Nats-Schedule-Source": "all.source"},
+    {"Nats-Schedule-Next": "purge", "Nats-Scheduler": "all.schedule"},
+    {"Nats-Incr": "+1", "Nats-Counter-Sources": '{"S": {"all.1": "5"}}'},
+    {"Nats-Marker-Reason": "MaxAge"},
+    {"Nats-Stream-Source": "S 5 > > all.1"},
+    {"Nats-Trace-Dest": "trace", "Nats-Trace-Only": "true", "Nats-Trace-Hop": "1"},
+    {"Nats-Required-Api-Level": "99", "Nats-Request-Info": '{"acc": "OTHER"}'},
+)
+
+
+def hold_others(server: NatsServer) -> None:
+    """Store 300 messages, and a schedule, under the subjects that the archive's messages will have."""
+
+    async def publish() -> None:
+        nc = await nats.connect(server.url)
+        await nc.jetstream().publish("all.schedule", b"later", headers=LATER)
+        for number in range(300):
+            await nc.jetstream().publish(f"all.{number % 50}", b"other", headers={"Nats-Msg-Id": f"other-{number}"})
+        await nc.close()
+
+    asyncio.run(publish())
+
+
+def test_no_instruction_of_an_archive_reaches_a_stream_that_would_obey(
+    spark: SparkSession, archive: Archive, nats_server: Callable[..., NatsServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    ask(server.url, "STREAM.CREATE.ALL", {"name": "ALL", "subjects": ["all.>"], "storage": "file", **EVERYTHING})
+    hold_others(server)
+    others, seqs = stored(server.url, "ALL"), range(1, 2001)
+    given = [{**INSTRUCTIONS[seq % len(INSTRUCTIONS)], "Kept": str(seq)} for seq in seqs]
+    archive.write(
+        seqs,
+        headers=[[(name, [value]) for name, value in headers.items()] for headers in given],
+        columns={"_nats_subject": [f"all.{seq % 50}" for seq in seqs]},
+    )
+    raw = b"NATS/1.0\r\nno colon\r\nNats-Rollup: all\r\nKept: 2001\r\n\r\n"
+    archive.write([2001], quarantine=True, subject="all.1", raw_headers=[raw], stage=["headers"])
+    _is_restored_exactly(archive, server, given, raw)
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--replay-id", "r"]
+    assert main([*arguments, "--dry-run"]) == 0
+    counts = Counter(name for headers in given for name in headers if name != "Kept")
+    shown = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+    assert f"\nwithout headers that are instructions to a server: {shown}\n" in capsys.readouterr().out
+    assert main([*arguments, "--quarantine", "--dry-run"]) == 0
+    assert "\nwithout headers that are instructions to a server: Nats-Rollup (1)\n" in capsys.readouterr().out
+    assert main([*arguments, "--tasks", "1"]) == 0
+    assert main([*arguments, "--tasks", "1", "--quarantine"]) == 0
+    frame = read_archive(spark, archive.url, "ORDERS").select("_nats_subject", "_nats_payload", "_nats_headers")
+    frame.coalesce(1).write.format("nats").option("servers", server.url).mode("append").save()
+    messages = stored(server.url, "ALL")
+    assert messages[: len(others)] == others
+    again = messages[len(others) :]
+    assert [message.header("Kept") for message in again] == [str(seq) for seq in (*seqs, 2001, *seqs)]
+    names = {line.partition(b":")[0].decode() for message in again for line in message.lines}
+    provenance = {f"Jetcapture-{name}" for name in ("Stream", "Sequence", "Timestamp", "Replay")}
+    assert names == {"Kept", "no colon", "Nats-Msg-Id", *provenance}
+
+
+def _is_restored_exactly(archive: Archive, server: NatsServer, given: list[dict[str, str]], raw: bytes) -> None:
+    """A restore is no publish: it keeps the instructions, and nothing obeys them."""
+    config = archive.root.parent / "copy.yaml"
+    stream = {"name": "COPY", "subjects": ["copy.>"], **EVERYTHING}
+    config.write_text(json.dumps({"stream": {name: stream[name] for name in stream if "ttl" not in name}}))
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--stream-config", str(config)]
+    assert restore([*arguments, "--as", "COPY", "--subject-prefix", "copy"]) == 0
+    *messages, last = stored(server.url, "COPY")
+    lines = [[f"{name}: {value}".encode() for name, value in headers.items()] for headers in given]
+    assert [message.lines for message in messages] == lines
+    assert last.headers == raw
+    ask(server.url, "STREAM.DELETE.COPY")
+
+
+def test_a_bucket_is_replayed_into_another(archive: Archive, nats_server: Callable[..., NatsServer]) -> None:
+    server = nats_server()
+    purge = [("KV-Operation", ["PURGE"]), ("Nats-Rollup", ["sub"])]
+    expired = [("Nats-Marker-Reason", ["MaxAge"]), ("Nats-TTL", ["60s"])]
+    entries: list[tuple[str, bytes, list[tuple[str, list[str]]]]] = [
+        ("kept", b"1", []),
+        ("kept", b"2", [("Nats-TTL", ["3600"])]),
+        ("deleted", b"1", []),
+        ("deleted", b"", [("KV-Operation", ["DEL"])]),
+        ("purged", b"1", []),
+        ("purged", b"", purge),
+        ("expired", b"1", []),
+        ("expired", b"", expired),
+        ("removed", b"", [("Nats-Marker-Reason", ["Remove"])]),
+    ]
+    archive.write(
+        range(1, len(entries) + 1),
+        stream="KV_settings",
+        payloads=[value for _, value, _ in entries],
+        headers=[headers for _, _, headers in entries],
+        columns={"_nats_subject": [f"$KV.settings.{key}" for key, _, _ in entries]},
+    )
+    arguments = [archive.url, "KV_settings", "--servers", server.url, "--subject", "$KV.copy.{subject[2]}"]
+
+    async def copied(*options: str) -> dict[str, list[bytes | None]]:
+        """Replay into a bucket that has `purged`; return every key's values, None for a deletion."""
+        nc = await nats.connect(server.url)
+        js = nc.jetstream()
+        bucket = await js.create_key_value(bucket="copy", history=10)
+        await bucket.put("purged", b"own")
+        assert await asyncio.to_thread(main, [*arguments, *options]) == 0
+        values = {}
+        for key in everything:
+            history = await bucket.history(key)
+            values[key] = [None if entry.operation else entry.value for entry in history]
+        await js.delete_key_value("copy")
+        await nc.close()
+        return values
+
+    everything = {
+        "kept": [b"1", b"2"],
+        "deleted": [b"1", None],
+        "purged": [b"own", b"1", None],
+        "expired": [b"1", None],
+        "removed": [None],
+    }
+    assert asyncio.run(copied()) == everything
+    assert asyncio.run(copied("--keep-header", "Nats-Rollup")) == everything | {"purged": [None]}
+
+
+def test_only_instructions_about_the_message_can_be_repeated() -> None:
+    for name in (*OBEYED, "nats-ttl", "Nats-Schedule-Target"):
+        assert keepable(name) == name
+    for name, reason in (
+        ("Nats-Msg-Id", "it cannot be repeated"),
+        ("Nats-Batch-Id", "it cannot be repeated"),
+        ("Trace", "it is kept in any case"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {reason}; expected one of Nats-Rollup, "):
+            keepable(name)
