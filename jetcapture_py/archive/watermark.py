@@ -9,7 +9,7 @@ it, and none moves it backward, with one exception: a time in the future comes f
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,18 +22,30 @@ MARGIN = timedelta(seconds=5)
 """Maximum clock difference between the leaders of the stream and of the consumer."""
 READER_MARGIN = timedelta(minutes=5)
 """Maximum delay of a reader's clock against the servers'."""
+_MAX_FILTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
     """The consumer's filter subjects, sorted, none for all, by which it selected the messages after sequence `after`.
 
-    Unless they are `sure`, they had just been changed, and the server may have skipped messages that they match.
+    Unless they are `sure`, they had just been changed, and the server may have skipped messages that they match, or
+    delivered others by the filters before them.
     """
 
     after: int
     subjects: tuple[str, ...]
     sure: bool = True
+    consumer: str = ""
+    """When the consumer was created, as the server writes it; "" if unknown. Another one starts over."""
+    until: int | None = None
+    """The last sequence that they selected, of a consumer that was created again since; else None."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return the entry of the watermark's file."""
+        optional = {"consumer": self.consumer, "until": self.until}
+        known = {name: value for name, value in optional.items() if value not in ("", None)}
+        return {"after": self.after, "subjects": self.subjects, "sure": self.sure, **known}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +58,8 @@ class Watermark:
     and when that was by its writer's clock, None where unknown.
 
     `filters` are the consumer's over time, in order, the last ones the present ones. Each holds for the messages after
-    its `after`, up to and with that of the next; before the first they are not known. A change that was undone before
-    any replica saw it is not in them.
+    its `after`, up to and with that of the next, or its `until`; before the first of a consumer they are not known. A
+    change that was undone before any replica saw it is not in them.
 
     `bucket_time` is what buckets are made of. Unless it is the stream's timestamp, which `time` is about, a message may
     still join a bucket that ended before `time`.
@@ -75,7 +87,7 @@ class Watermark:
         if self.last_object is not None:
             fields |= {"last_object": self.last_object[0], "last_stored": time_text(self.last_object[1])}
         if self.filters:
-            fields["filters"] = [asdict(each) for each in self.filters]
+            fields["filters"] = [entry.fields() for entry in self.filters]
         if self.bucket_time != STREAM_TIME:
             fields["bucket_time"] = self.bucket_time
         return json.dumps(fields).encode() + b"\n"
@@ -90,6 +102,31 @@ class Watermark:
         last = max(objects, key=lambda found: found[1], default=None)
         merged = replace(self, seq=seq, time=max(self.time, other.time), last_object=last)
         return None if merged == other else merged
+
+
+def merge_filters(there: Watermark, now: Filters, delivered: int) -> tuple[Filters, ...]:
+    """Return the history in `there`, continued with the consumer's filters `now`.
+
+    `delivered` is the consumer's last delivered sequence. After a change of filters the server does not report how far
+    it has searched. So a change adds one entry after the last position that is stored, and one after the last delivered
+    message if that is later; both are unsure. Messages after one delivered later were selected by the new filters.
+    """
+    if not there.filters:
+        return (now,)
+    last = there.filters[-1]
+    stored = max(there.seq, last.after)
+    if last.consumer and now.consumer and last.consumer != now.consumer:
+        return (*there.filters[:-1], replace(last, until=stored), now)[-_MAX_FILTERS:]
+    if last.subjects != now.subjects:
+        positions = sorted({stored, max(stored, delivered)})
+        new = tuple(replace(now, after=position, sure=False) for position in positions)
+    elif not last.sure and delivered > last.after:
+        new = (replace(now, after=delivered),)
+    elif len(there.filters) == 1 or there.filters[-2].until is not None:
+        return (*there.filters[:-1], min(last, now, key=lambda entry: entry.after))
+    else:
+        new = ()
+    return (*there.filters, *new)[-_MAX_FILTERS:]
 
 
 def time_text(time: datetime) -> str:
@@ -112,8 +149,14 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
         fields = json.loads(data)
         last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None
         filters = [
-            Filters(after=int(each["after"]), subjects=tuple(each["subjects"]), sure=bool(each.get("sure", True)))
-            for each in fields.get("filters", ())
+            Filters(
+                after=int(entry["after"]),
+                subjects=tuple(entry["subjects"]),
+                sure=bool(entry.get("sure", True)),
+                consumer=str(entry.get("consumer", "")),
+                until=None if entry.get("until") is None else int(entry["until"]),
+            )
+            for entry in fields.get("filters", ())
         ]
         found = Watermark(
             stream=str(fields["stream"]),

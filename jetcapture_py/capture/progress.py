@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode, time_text
+from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode, merge_filters, time_text
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of
 
 _MOST_SAMPLES = 4096
-_MOST_FILTERS = 100
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -64,27 +63,14 @@ def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:
 def _joined(
     there: Watermark, found: Watermark, state: ConsumerState, warnings: list[tuple[str, Mapping[str, object]]]
 ) -> tuple[Filters, ...]:
-    """The filters of both.
-
-    After a change of filters the server does not report how far it has searched, only which message it delivered last.
-    Messages after one delivered later were selected by the new filters.
-    """
+    """Return the filters of both; add a warning if they were changed."""
     other_life = there.created and found.created and there.created != found.created
     if not there.filters or not found.filters or other_life:
         return found.filters
     last, own = there.filters[-1], found.filters[-1]
     if last.subjects != own.subjects:
         warnings.append(("watermark.filters", {"seq": there.seq, "before": last.subjects, "now": own.subjects}))
-        stored = max(there.seq, last.after)
-        places = sorted({stored, max(stored, state.delivered)})
-        new = tuple(Filters(after=place, subjects=own.subjects, sure=False) for place in places)
-    elif not last.sure and state.delivered > last.after:
-        new = (Filters(after=state.delivered, subjects=own.subjects),)
-    elif len(there.filters) == 1:
-        return (min(last, own, key=lambda each: each.after),)
-    else:
-        new = ()
-    return (*there.filters, *new)[-_MOST_FILTERS:]
+    return merge_filters(there, own, state.delivered)
 
 
 class Observer:
@@ -150,11 +136,12 @@ class Observer:
             del self._samples[: place - 1]
             earliest = min(timestamp for _, timestamp in self._samples)  # not the first one after a clock went back
             time = min(moment_of(earliest) - _MICROSECOND, state.asked)
+        subjects = tuple(sorted(filters_of(state.config)))
         return Watermark(
             stream=self._stream,
             consumer=self._consumer,
             created=created,
             seq=state.ack_floor,
             time=time,
-            filters=(Filters(after=self._began, subjects=tuple(sorted(filters_of(state.config)))),),
+            filters=(Filters(after=self._began, subjects=subjects, consumer=state.created),),
         )

@@ -18,29 +18,39 @@ class Details:
 
     archived: Sequences = field(default_factory=Sequences)
     missing: Sequences = field(default_factory=Sequences)
+    uncertain: Sequences = field(default_factory=Sequences)
+    """Those that a change of the consumer's filters may have skipped."""
 
 
 class Missing:
     """Messages in the stream but not in the archive: ranges up to the ack floor `floor`, counts beyond it.
 
     `promised` counts messages beyond the floor that the watermark covers by its sequence `seq`, `overdue` further ones
-    that it covers by its `time` (microseconds); `first_overdue` is the first of these. `absent` gets all sequences.
+    that it covers by its `time` (microseconds); `first_overdue` is the first of these. `details` gets all sequences.
     """
 
     def __init__(
-        self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0, absent: Sequences | None = None
+        self, sequences: Sequences, floor: int, *, seq: int = 0, time: int = 0, details: Details | None = None
     ) -> None:
-        self._sequences, self._floor, self._absent = sequences, floor, absent
+        self._sequences, self._floor, self._details = sequences, floor, details or Details()
         self._promised_seq, self._promised_time = seq, time
         self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
         self.found: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
-    def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool) -> None:
-        """Compare the stream's messages from `first` to `last` with the archive; `begins`: a new range starts here."""
-        wanted = (seqs >= first) & (seqs <= last)
-        seqs, times = seqs[wanted], times[wanted]
-        absent = ~self._sequences.contains(seqs)
+    def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool, uncertain: Any | None = None) -> None:
+        """Compare the stream's messages from `first` to `last` with the archive; `begins`: a new range starts here.
+
+        `uncertain` masks messages that the consumer may have skipped.
+        """
+        inside = (seqs >= first) & (seqs <= last)
+        seqs, times = seqs[inside], times[inside]
+        absent = ~(self._sequences.contains(seqs) | self._details.missing.contains(seqs))
+        if uncertain is not None:
+            doubtful = absent & uncertain[inside]
+            absent &= ~doubtful
+            promised = (seqs <= max(self._floor, self._promised_seq)) | (times // 1000 <= self._promised_time)
+            self._details.uncertain.add(seqs[doubtful & promised])
         beyond = absent & (seqs > self._floor)
         promised = beyond & (seqs <= self._promised_seq)
         self.promised += int(promised.sum())
@@ -49,8 +59,7 @@ class Missing:
         self.overdue += len(overdue)
         self.first_overdue = self.first_overdue or int(next(iter(overdue), 0))
         absent &= seqs <= self._floor
-        if self._absent is not None:
-            self._absent.add(seqs[absent | promised | late])
+        self._details.missing.add(seqs[absent | promised | late])
         self.count += int(absent.sum())
         if begins:
             self.close()

@@ -21,6 +21,7 @@ from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.read_session import MissingStreamError, ReadSession
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences
+from jetcapture_py.verify.filters import FilterHistory
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
 from jetcapture_py.verify.scope import ServerState
@@ -28,6 +29,12 @@ from jetcapture_py.verify.scope import ServerState
 REWIND, FORK, LATE_HOLE, LOST_STREAM, CONTENT = "rewind", "fork", "late_hole", "lost_stream", "content"
 REMOVED = "removed"
 """Gone from the stream, deleted by a client or lost: the server does not record which."""
+FILTERS = "filters"
+"""Messages that the consumer may have skipped when its filters were changed."""
+UNKNOWN_FILTERS = "unknown_filters"
+"""Nothing says which subjects the consumer selected."""
+STRICT = frozenset({FORK, FILTERS, UNKNOWN_FILTERS})
+"""What fails a strict proof."""
 FAILING = frozenset({REWIND, LATE_HOLE, CONTENT})
 """Losses that fail a proof. Forks and lost streams are history: nothing can undo them."""
 MOST_DELETED = 2_000_000
@@ -148,6 +155,33 @@ async def find_losses(
     return forks
 
 
+def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Loss]:
+    """Yield what is not known of the consumer's filters between the sequences `first` and `last`.
+
+    `uncertain` are messages of the stream that the archive lacks.
+    """
+    if count := len(uncertain):
+        yield Loss(
+            kind=FILTERS,
+            messages=count,
+            **_ranges(uncertain.within(uncertain.first or 0, uncertain.last or 0)),
+            summary=f"{_count(count)} of the stream {are(count)} not archived, near a change of the consumer's "
+            "filters: skipped because of it, or missing",
+            action="jetcapture verify --repair stores them",
+        )
+    if (unknown := min(history.unknown, last)) >= first:
+        subjects = ", ".join(history.consumers[0][0].subjects)
+        yield Loss(
+            kind=UNKNOWN_FILTERS,
+            messages=0,
+            ranges=((first, unknown),),
+            range_count=1,
+            summary=f"up to sequence {unknown}, no watermark says which subjects the consumer selected; only those of "
+            f"{subjects} were checked",
+            action="messages of other subjects may be missing there",
+        )
+
+
 def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, older: int) -> Iterator[Loss]:
     """Yield what `stream` has lost of what is `archived`, of which sequences `forked` have two timestamps.
 
@@ -240,7 +274,7 @@ def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *,
         kind=LATE_HOLE,
         messages=messages,
         **ranges,
-        summary=f"{_count(messages)} {_are(messages)} archived and gone from the stream: {cause}",
+        summary=f"{_count(messages)} {are(messages)} archived and gone from the stream: {cause}",
         action=_GIVE_BACK,
     )
 
@@ -260,7 +294,7 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> L
         kind=REMOVED,
         messages=messages,
         **ranges,
-        summary=f"{_count(messages)} {_are(messages)} archived and gone from the stream; {why}{doubt}",
+        summary=f"{_count(messages)} {are(messages)} archived and gone from the stream; {why}{doubt}",
         action="if they were removed on purpose, do nothing: the archive still has them",
     )
 
@@ -275,7 +309,7 @@ def _content(archived: Sequences, stream: StreamContents, last: int, found: Diff
             kind=CONTENT,
             messages=len(seqs),
             **_ranges(seqs),
-            summary=f"{_count(len(seqs))} {_are(len(seqs))} not as archived: differing {', '.join(parts)}",
+            summary=f"{_count(len(seqs))} {are(len(seqs))} not as archived: differing {', '.join(parts)}",
             action="if verify --deep finds the archive undamaged, the server changed them: jetcapture spark restore "
             "recreates the stream from the archive",
         )
@@ -291,7 +325,7 @@ def _content(archived: Sequences, stream: StreamContents, last: int, found: Diff
             kind=LATE_HOLE,
             messages=len(seqs),
             **_ranges(seqs),
-            summary=f"{_count(len(seqs))} {_are(len(seqs))} archived and counted by the stream, but not delivered: the "
+            summary=f"{_count(len(seqs))} {are(len(seqs))} archived and counted by the stream, but not delivered: the "
             f"server's data is damaged{other}",
             action=_GIVE_BACK,
         )
@@ -323,5 +357,6 @@ def _count(messages: int) -> str:
     return plural(messages, "message", grouped=True)
 
 
-def _are(messages: int) -> str:
+def are(messages: int) -> str:
+    """Return the verb for so many messages."""
     return "is" if messages == 1 else "are"

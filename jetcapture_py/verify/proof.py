@@ -8,11 +8,10 @@ any more, the archive only has gaps that cannot be proven.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from threading import Event
 
 from jetcapture_py.archive import watermark
@@ -25,8 +24,9 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences, compare
+from jetcapture_py.verify.filters import FilterHistory, Stretch
 from jetcapture_py.verify.holes import Details, Missing, list_gaps
-from jetcapture_py.verify.lost import Loss, find_losses
+from jetcapture_py.verify.lost import FILTERS, Loss, are, find_losses, unselected
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey, user_writer
@@ -73,10 +73,11 @@ async def verify(
         details = details or Details()
         details.archived = found.sequences
         promised = scope.promised_seq, scope.promised_time
-        missing = Missing(found.sequences, scope.floor, seq=promised[0], time=promised[1], absent=details.missing)
+        missing = Missing(found.sequences, scope.floor, seq=promised[0], time=promised[1], details=details)
+        history = _history(known, mark) if known else None
         asked = (
-            await _ask(session, config.source.stream, scope, known, found.sequences, missing, notes, progress)
-            if known and session
+            await _ask(session, config.source.stream, scope, known, history, found.sequences, missing, notes, progress)
+            if known and session and history
             else None
         )
         differences = (
@@ -85,8 +86,18 @@ async def verify(
             else None
         )
         lost = await find_losses(session, config.source.stream, known, found, mark, notes, differences)
+    if history is not None and known is not None and known.state.retention not in GONE_ONCE_ACKED:
+        lost = (*lost, *unselected(details.uncertain, history, max(scope.start, known.state.first), scope.top))
     report = _report(config, scope, found, missing, asked, notes, (mark, mark_problem), lost, deep=deep)
+    if history is not None and history.changed:
+        report = replace(report, filters=tuple(history.lines()))
     return replace(report, content_compared=differences.compared) if differences else report
+
+
+def _history(known: ServerState, mark: watermark.Watermark | None) -> FilterHistory:
+    """Return which filters selected the messages of the stream's current incarnation."""
+    same = mark is not None and mark.created == known.state.created
+    return FilterHistory.of(mark if same else None, known.consumer)
 
 
 async def _compare(
@@ -168,6 +179,7 @@ async def _ask(
     stream: str,
     scope: Scope,
     known: ServerState,
+    history: FilterHistory,
     sequences: Sequences,
     missing: Missing,
     notes: list[str],
@@ -183,20 +195,47 @@ async def _ask(
     if known.note:
         notes.append(known.note)
     try:
-        stretches = list(sequences.stretches(first, top, CLOSE)) if first <= top else []
-        async for begins, seqs, times in read(session, stream, filters_of(known.consumer.config), stretches):
-            missing.look(seqs, times, first, top, begins=begins)
-            if progress is not None:
-                progress("stream", min(int(seqs[-1]), top) - first + 1, top - first + 1)
-        missing.close()
+        for index, parts in enumerate(history.consumers):
+            end = top if len(history.consumers) == 1 or index else min(top, scope.floor)
+            for part in parts:
+                low, high = max(part.first, first), min(part.last, end)
+                async with aclosing(_look(session, stream, part, low, high, sequences, missing)) as steps:
+                    async for seq in steps:
+                        if progress is not None:
+                            progress("stream", min(seq, high) - first + 1, top - first + 1)
         now = await session.state(stream)
     except SourceError as error:
-        missing.close()
         notes.append(f"the stream: {error}")
         return _Asked(first=scope.top + 1, whole=False)
     if now.created != known.state.created:
         notes.append("the stream: it was deleted and recreated meanwhile")
     return _Asked(first=now.first, whole=now.created == known.state.created)
+
+
+async def _look(
+    session: ReadSession, stream: str, part: Stretch, first: int, last: int, sequences: Sequences, missing: Missing
+) -> AsyncGenerator[int]:
+    """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences that are reached."""
+    stretches = list(sequences.stretches(first, last, CLOSE)) if first <= last else []
+    if not stretches:
+        return
+    certain = len(part.candidates) == 1
+    if not certain:
+        async for _, seqs, _, subjects in read(session, stream, part.subjects, [(first, last)]):
+            inside = (seqs >= first) & (seqs <= last)
+            matches = [mask[inside] for mask in part.matches(subjects)]
+            part.learn(seqs[inside], sequences.contains(seqs[inside]), matches)
+    try:
+        async for begins, seqs, times, subjects in read(session, stream, part.subjects, stretches):
+            if certain:
+                missing.look(seqs, times, first, last, begins=begins)
+            else:
+                selected, uncertain = part.judge(seqs, part.matches(subjects))
+                either = selected | uncertain
+                missing.look(seqs[either], times[either], first, last, begins=begins, uncertain=uncertain[either])
+            yield int(seqs[-1])
+    finally:
+        missing.close()
 
 
 def _started(sequences: Sequences, low: int, high: int) -> int:
@@ -225,15 +264,18 @@ def _report(
     end = (last or 0) if asked is None else min(asked.first - 1, scope.top)
     gaps, gap_ranges, gap_sequences = list_gaps(sequences, max(scope.start, first or end + 1), end)
     stored = sequences.count(scope.start, scope.top) if known is not None else len(sequences)
+    undecided = any(loss.kind == FILTERS for loss in lost)
     compared = scope.top < scope.start or stored or missing.count or (asked is not None and asked.first <= scope.top)
     proven = asked is not None and asked.whole and not found.restless and bool(compared)
+    faulty = missing.count or found.damaged_count or _promises_too_much(scope, mark[0], missing)
     return Report(
         stream=config.source.stream,
         consumer=config.source.consumer,
         stream_created=known.state.created if known else None,
         deep=deep,
-        complete=proven and not (missing.count or found.damaged_count or _promises_too_much(scope, mark[0], missing)),
+        complete=proven and not undecided and not faulty,
         proven=proven,
+        undecided=proven and undecided and not faulty,
         ack_floor=scope.floor if known else None,
         up_to=scope.floor if known else last,
         up_to_time=moment_of(found.newest) if found.newest else None,
@@ -277,13 +319,8 @@ def _unchecked(
             f"whether the server gave up on messages: with max_deliver {max_deliver}, the consumer's ack "
             "floor also passes messages that were never stored"
         )
-    if scope.known is not None and mark is not None:
-        if scope.known.aged is None:
-            yield "whether messages older than the watermark are missing: the stream could not be read"
-        now = filters_of(scope.known.consumer.config)
-        if mark.filters and mark.filters[-1].subjects != tuple(sorted(now)):
-            before = _all(mark.filters[-1].subjects)
-            yield f"the watermark: its consumer selected {before}, but the consumer now selects {_all(now)}"
+    if scope.known is not None and mark is not None and scope.known.aged is None:
+        yield "whether messages older than the watermark are missing: the stream could not be read"
     if found.by_name:
         yield f"{plural(found.by_name, 'object')} in a format whose writer does not read: only the names were checked"
     if found.copies.unread:
@@ -292,10 +329,6 @@ def _unchecked(
         yield f"{found.older:,} messages of earlier incarnations of the stream: it no longer has them"
     if found.restless:
         yield "objects that disappeared each time the archive was listed"
-
-
-def _all(filters: tuple[str, ...]) -> str:
-    return ", ".join(filters) or "all subjects"
 
 
 def _judged(scope: Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
@@ -315,15 +348,15 @@ def _problems(scope: Scope, mark: watermark.Watermark, missing: Missing) -> Iter
         if mark.seq > known.state.last:
             yield f"{promise}, but the stream ends at {known.state.last}"
         elif missing.promised:
-            yield f"{promise}, but {missing.promised:,} messages after the ack floor {scope.floor} are not stored"
+            count = plural(missing.promised, "message", grouped=True)
+            yield f"{promise}, but {count} after the ack floor {scope.floor} {are(missing.promised)} not stored"
         elif first_missing is not None and first_missing <= mark.seq:
             yield f"{promise}, but {first_missing} is not stored"
-            if len(mark.filters) > 1:
-                yield f"the consumer's filters were changed after sequence {_changed(mark)}"
     if missing.overdue:
         yield (
-            f"it promises everything up to {time_text(mark.time)}, but {missing.overdue:,} earlier messages of the "
-            f"stream are not stored, starting with {missing.first_overdue}"
+            f"it promises everything up to {time_text(mark.time)}, but "
+            f"{plural(missing.overdue, 'earlier message', grouped=True)} of the stream {are(missing.overdue)} not "
+            f"stored, starting with {missing.first_overdue}"
         )
     if _is_ahead(scope, mark):
         yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
@@ -338,9 +371,3 @@ def _is_ahead(scope: Scope, mark: watermark.Watermark) -> bool:
 def _promises_too_much(scope: Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
     """Whether the watermark covers messages that are not stored, or do not exist yet."""
     return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
-
-
-def _changed(mark: watermark.Watermark) -> str:
-    """List the sequences after which the consumer's filters changed."""
-    pairs = pairwise(mark.filters)
-    return ", ".join(str(after.after) for before, after in pairs if before.subjects != after.subjects)

@@ -61,6 +61,7 @@ async def verify_and_repair(
     found, left = Details(), Details()
     before = await verify(config, deep=deep, content=content, progress=progress, details=found)
     absent = found.missing
+    absent.update(found.uncertain)
     if not len(absent):
         return before, Repair(unrepairable=unrepairable(before, found.archived))
     damaged = [] if "{key}" in config.store.url else [layout.parse_path(each.path) for each in before.damaged]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, plural
 from jetcapture_py.verify.copies import Copy
-from jetcapture_py.verify.lost import FAILING, FORK, Loss
+from jetcapture_py.verify.lost import FAILING, FILTERS, STRICT, UNKNOWN_FILTERS, Loss
 from jetcapture_py.verify.scan import Problem
 
 MOST_RANGES = 10_000
@@ -104,16 +104,21 @@ class Report:
     layouts: tuple[LayoutCount, ...] = ()
     losses: tuple[Loss, ...] = ()
     content_compared: int | None = None
+    undecided: bool = False
+    """Nothing is known to be missing, but a change of filters may have skipped messages that the archive lacks."""
+    filters: tuple[str, ...] = ()
+    """If filters were changed, which subjects the consumer selected where."""
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 0 for a complete archive without messages that are read twice and a server without losses, else 1.
 
-        With `strict`, gaps, foreign files, objects without checksums, forks and a wrong watermark are also failures.
+        With `strict`, gaps, foreign files, objects without checksums, forks, a wrong watermark, and doubts about the
+        consumer's filters are also failures.
         """
         wrong = self.watermark is not None and bool(self.watermark.problem)
         kinds = {each.kind for each in self.losses}
-        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong or FORK in kinds
-        failed = not self.complete or self.read_twice or not FAILING.isdisjoint(kinds)
+        doubts = self.gap_ranges or self.foreign_files or self.unsigned_objects or wrong or not STRICT.isdisjoint(kinds)
+        failed = not (self.complete or self.undecided) or self.read_twice or not FAILING.isdisjoint(kinds)
         return 1 if failed or (strict and doubts) else 0
 
     def as_json(self) -> str:
@@ -169,6 +174,9 @@ def _lines(report: Report) -> Iterator[str]:
             "cannot show; deleted messages and messages of other subjects also leave such gaps"
         )
         yield from _some([_range(each.first, each.last) for each in report.gaps], report.gap_ranges)
+    if report.filters:
+        yield "filters: changed; every range was checked by the subjects that the consumer selected at its time"
+        yield from _some(list(report.filters), len(report.filters))
     if report.watermark is not None:
         seq, problem = report.watermark.seq, report.watermark.problem
         yield (
@@ -195,6 +203,12 @@ def _verdict(report: Report) -> str:
         return f"NOT complete: {' and '.join(faults)}, {place}"
     if not report.proven:
         return f"NOT proven: {_count(report.stored, 'message')} {place} are stored, but could not be compared"
+    if report.undecided:
+        others = _count(sum(loss.messages for loss in report.losses if loss.kind == FILTERS), "other")
+        return (
+            f"NOT proven: {_count(report.stored, 'message')} {place} are stored; {others} may be missing, "
+            "or skipped by a change of filters"
+        )
     if not report.complete:
         return f"NOT complete: the watermark promises messages that are not stored; everything {place} is"
     if not report.stored:
@@ -203,6 +217,8 @@ def _verdict(report: Report) -> str:
     buts = [_twice(report)] if report.read_twice else []
     if not FAILING.isdisjoint(each.kind for each in report.losses):
         buts.append("the server has lost messages")
+    if UNKNOWN_FILTERS in {loss.kind for loss in report.losses}:
+        buts.append("the consumer's earlier filters are unknown")
     return f"complete, but {' and '.join(buts)}: {every}" if buts else f"complete: {every}"
 
 

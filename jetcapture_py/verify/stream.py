@@ -7,10 +7,13 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any
 
-from jetcapture_py.jetstream.ack_subject import positions
+import pyarrow as pa
+
+from jetcapture_py.jetstream.ack_subject import ack_numbers
 from jetcapture_py.jetstream.admin import ConsumerState
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
+from jetcapture_py.jetstream.wire.inbox import REPLY, SUBJECT
 
 MARGIN = timedelta(seconds=5)
 """Time after a consumer's creation in which only the server knows its first message."""
@@ -18,10 +21,10 @@ MARGIN = timedelta(seconds=5)
 
 async def read(
     session: ReadSession, stream: str, filters: tuple[str, ...], stretches: Iterable[tuple[int, int]]
-) -> AsyncGenerator[tuple[bool, Any, Any]]:
+) -> AsyncGenerator[tuple[bool, Any, Any, pa.BinaryArray]]:
     """Read the messages in these ordered ranges of sequences, and possibly some beyond them.
 
-    Yields whether a new range starts, the sequences, and the timestamps in nanoseconds.
+    Yields whether a new range starts, the sequences, the timestamps in nanoseconds, and the subjects.
     """
     read_to = 0
     for first, last in stretches:
@@ -32,9 +35,10 @@ async def read(
         if wanted.first < wanted.end:
             async with aclosing(RangeReader(session, wanted).messages()) as messages:
                 async for consumer, received in messages:
-                    seqs, times = positions(stream, consumer, received.replies)
+                    subjects, replies = received.columns(SUBJECT, REPLY)
+                    (_, seqs, times), own = ack_numbers(replies, stream, consumer)
                     if len(seqs):
-                        yield begins, seqs, times
+                        yield begins, seqs, times, subjects if own is None else subjects.take(pa.array(own))
                         begins, read_to = False, int(seqs[-1])
         read_to = max(read_to, last)
 

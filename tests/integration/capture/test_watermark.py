@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from jetcapture_py.archive import layout, watermark
-from jetcapture_py.archive.watermark import Filters, Watermark
+from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
@@ -163,7 +163,8 @@ def test_it_says_which_filters_selected_the_messages(
         await capture_all(settings)
         found = written(tmp_path / "a")
         assert found is not None
-        assert found.filters == (Filters(after=0, subjects=both),)
+        (entry,) = found.filters
+        assert (entry.after, entry.subjects, entry.sure, entry.consumer[:2]) == (0, both, True, "20")
         with caplog.at_level(logging.WARNING, "jetcapture"):
             for subjects in (both[:1], both):
                 await filtered(server.url, *subjects)

@@ -19,7 +19,6 @@ from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
-from tests.integration.capture.test_watermark import filtered
 from tests.integration.verify.test_proof import KEYED, captured, each_layout, orders  # noqa: F401 - a fixture
 from tests.support.archives import by_place, copy_to, merge, strip
 from tests.support.nats_server import NatsServer
@@ -262,30 +261,6 @@ def test_a_watermark_of_another_stream_fails(nats_server: Start, tmp_path: Path)
             report = await verify(settings)
         assert lines(report, "watermark: ") == [f"watermark: the watermark belongs to stream PAYMENTS, not {STREAM}"]
         assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
-
-    asyncio.run(scenario())
-
-
-def test_messages_that_filters_narrowed_and_widened_again_have_skipped_are_holes(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        both = ["orders.a", "orders.b"]
-        sections = {"source": {"filter_subjects": both}}
-        async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
-            for subjects in (both[:1], both):
-                await filtered(server.url, *subjects)
-                if subjects == both:
-                    report = await verify(settings)
-                    assert any("the consumer now selects orders.a, orders.b" in note for note in report.unchecked)
-                await publish(server.url, orders(10, "ab"))
-                await capture_all(settings)
-            report = await verify(settings)
-        assert [hole.first for hole in report.holes] == [12, 14, 16, 18, 20]
-        (line,) = lines(report, "watermark: ")
-        assert "12 is not" in line
-        assert "the consumer's filters were changed after sequence 10" in line
-        assert report.exit_code() == 1
 
     asyncio.run(scenario())
 

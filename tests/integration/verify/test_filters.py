@@ -1,0 +1,110 @@
+"""Proofs of captures whose consumer had other filter subjects over time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.verify import lost
+from jetcapture_py.verify.holes import Details
+from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.repair import verify_and_repair
+from jetcapture_py.verify.report import Report
+from tests.integration.capture.test_watermark import filtered
+from tests.integration.verify.test_proof import captured, holes, orders, remove
+from tests.support.nats_server import NatsServer
+from tests.support.running import CONSUMER, STREAM, capture_all, connection, objects, publish, rows
+
+Start = Callable[..., NatsServer]
+
+
+def doubtful(report: Report) -> set[int]:
+    """Messages that a change of filters may have skipped."""
+    ranges = [pair for loss in report.losses if loss.kind == lost.FILTERS for pair in loss.ranges]
+    return {seq for first, last in ranges for seq in range(first, last + 1)}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(
+    nats_server: Start, tmp_path: Path, deep: bool
+) -> None:
+    async def scenario() -> None:
+        root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+        async with captured(nats_server, root, orders(200, "a"), **sections) as (server, settings):
+            await filtered(server.url, "orders.b")
+            await publish(server.url, orders(200, "b"))
+            await capture_all(settings)
+            report = await verify(settings, deep=deep)
+            assert report.complete, report.as_text()
+            assert report.exit_code(strict=True) == 0
+            gone = remove(root, *(name for name in objects(root) if name.key == "a"))
+            assert gone == set(range(1, 201))
+            report = await verify(settings, deep=deep)
+            assert (holes(report), report.exit_code()) == (gone, 1)
+            assert report.as_text().startswith("NOT complete: 200 messages in 1 hole")
+            assert report.filters == ("1 to 200: orders.a", "from 201: orders.a or orders.b")
+            after, repair = await verify_and_repair(settings, content=deep)
+            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (200, True, 0)
+        assert {row["key"] for row in rows(root) if row[layout.SEQ] <= 200} == {"a"}
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_a_change_of_filters_may_have_skipped_fail_a_strict_proof(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        both = ["orders.a", "orders.b"]
+        sections = {"source": {"filter_subjects": both}}
+        async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
+            for subjects in (both[:1], both):
+                await filtered(server.url, *subjects)
+                await publish(server.url, orders(10, "ab"))
+                await capture_all(settings)
+            report = await verify(settings)
+            assert (report.missing, doubtful(report)) == (0, {12, 14, 16, 18, 20}), report.as_text()
+            assert report.as_text().startswith("NOT proven: 25 messages up to sequence 30 (")
+            assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (False, 0, 1)
+            after, repair = await verify_and_repair(settings)
+            assert (repair.messages, after.complete, after.exit_code(strict=True)) == (5, True, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+        async with captured(nats_server, root, orders(40, "abc"), **sections) as (server, settings):
+            async with connection(server.url) as client:
+                await client.jetstream().delete_consumer(STREAM, CONSUMER)
+            source = settings.source.model_copy(update={"filter_subjects": ("orders.b",)})
+            settings = settings.model_copy(update={"source": source})
+            await capture_all(settings)
+            assert (await verify(settings)).exit_code(strict=True) == 0
+            gone, details = remove(root, *objects(root)), Details()
+            report = await verify(settings, details=details)
+        assert len(gone) == 27
+        assert set(details.missing.within(1, 40).tolist()) == gone
+        assert "promises everything up to 40, but 1 message after the ack floor 38 is not stored" in report.as_text()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        root = tmp_path / "a"
+        sections: dict[str, Any] = {"source": {"filter_subjects": ["orders.a"]}}
+        async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
+            (root / watermark.path(STREAM)).unlink()
+            report = await verify(settings)
+        (loss,) = report.losses
+        assert (loss.kind, loss.ranges) == (lost.UNKNOWN_FILTERS, ((1, 20),))
+        assert report.as_text().startswith("complete, but the consumer's earlier filters are unknown: every one of 20")
+        assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
+
+    asyncio.run(scenario())
