@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jetcapture_py.capture.recent import QuarantineReason
 from jetcapture_py.config.units import format_duration, format_size, format_time
-from jetcapture_py.monitoring import words
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.notices import LEVELS, Notice, notices
+from jetcapture_py.pages import words
 from jetcapture_py.store import NoteStore
 from jetcapture_py.text import without_credentials
 

@@ -155,7 +155,7 @@ class Pages:
         if path == "/metrics":
             return Answer(HTTPStatus.OK, CONTENT_TYPE, self._metrics.text())
         from jetcapture_py.monitoring.facts import status_json
-        from jetcapture_py.monitoring.page import document
+        from jetcapture_py.monitoring.view import document
 
         facts = self.facts()
         if path == "/status.json":
@@ -164,6 +164,6 @@ class Pages:
 
 
 def _no_page(seconds: float) -> Answer:
-    from jetcapture_py.monitoring.page import no_answer
+    from jetcapture_py.monitoring.view import no_answer
 
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, HTML, no_answer(seconds).encode())

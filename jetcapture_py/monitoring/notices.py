@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.monitoring.health import Health
 from jetcapture_py.monitoring.history import EVERY
-from jetcapture_py.monitoring.words import age, span
+from jetcapture_py.pages.words import age, duration
 from jetcapture_py.text import plural, without_credentials
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _expected(state: CaptureState) -> str:
         return "Everything received is stored and acknowledged."
     if not state.opened:
         return "Connecting, looking up the consumer and checking that the store accepts objects; then pulling starts."
-    return f"Storing and acknowledging everything held, for at most {span(state.config.drain_timeout)}."
+    return f"Storing and acknowledging everything held, for at most {duration(state.config.drain_timeout)}."
 
 
 def _actions(state: CaptureState) -> dict[str, str]:

@@ -97,7 +97,7 @@ class Site:
         if path == "/metrics":
             return Answer(HTTPStatus.OK, CONTENT_TYPE, JoinedMetrics(self._states, len(self._failures)).text())
         from jetcapture_py.monitoring.facts import status_json
-        from jetcapture_py.monitoring.page import overview
+        from jetcapture_py.monitoring.view import overview
 
         found = {name: pages.facts() for name, pages in sorted(self._pages.items())}
         if path == "/status.json":

@@ -19,7 +19,7 @@ from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of, first_time, get_consumer
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.monitoring.words import span
+from jetcapture_py.pages.words import duration
 from jetcapture_py.store import NoteStore, configured_store, read_watermark
 from jetcapture_py.text import escaped
 
@@ -59,7 +59,7 @@ class CaptureStatus:
 
     def lines(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, value and meaning of each line."""
-        lag = "unknown" if self.lag is None else span(self.lag)
+        lag = "unknown" if self.lag is None else duration(self.lag)
         yield "lag", lag, "age of the oldest message that is not stored"
         yield "pending", f"{self.pending:,}", "not delivered yet"
         yield "unacked", f"{self.unacked:,} of {self.max_ack_pending:,}", "delivered and not stored yet"
@@ -70,12 +70,12 @@ class CaptureStatus:
         if self.watermark_time is None:
             yield "watermark", "none", ""
         else:
-            age = span((self.time - self.watermark_time).total_seconds())
+            age = duration((self.time - self.watermark_time).total_seconds())
             yield "watermark", f"{self.watermark_time:%Y-%m-%d %H:%M:%S}", f"{age} ago, sequence {self.watermark_seq:,}"
         if self.last_object is not None and self.last_stored is not None:
             name = parse_path(self.last_object)
             rows = "" if name is None else f"{name.rows:,} rows, "
-            age = span((datetime.now(UTC) - self.last_stored).total_seconds())
+            age = duration((datetime.now(UTC) - self.last_stored).total_seconds())
             yield (
                 "last stored",
                 f"{self.last_stored:%Y-%m-%d %H:%M:%S}",

@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from jetcapture_py.monitoring import words
 from jetcapture_py.monitoring.status import CaptureStatus
+from jetcapture_py.pages import words
 from jetcapture_py.text import plural
 
 MOST_LINES = 5

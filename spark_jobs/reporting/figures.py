@@ -6,17 +6,18 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from statistics import median
 from typing import Any, TypeVar
 
+from jetcapture_py.pages import charts
+from jetcapture_py.pages.charts import Axis, Bar, Chart, Label, Rectangle
+from jetcapture_py.pages.words import clipped, plural, share, short, size
 from spark_jobs.compaction.plan import TARGET_SIZE
 from spark_jobs.compaction.unit import SEALED_BY
-from spark_jobs.reporting import charts
-from spark_jobs.reporting.charts import Axis, Chart
+from spark_jobs.reporting.coverage import IncarnationCoverage
 from spark_jobs.reporting.facts import Facts
 from spark_jobs.reporting.source import Stored
-from spark_jobs.reporting.text import clipped, plural, size
 
 SMALL = TARGET_SIZE // 8
 """Bytes below which an object is small."""
@@ -184,7 +185,7 @@ def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
             title="Stored bytes over time by key",
             unit=size,
             ticks=charts.size_ticks,
-            mark=charts.size_mark,
+            mark=size,
         ),
     }
 
@@ -223,6 +224,36 @@ def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
     }
 
 
+def strip(life: IncarnationCoverage) -> Chart:
+    """Return the range of sequences as a band, filled by the share stored, with a mark below every part with a hole."""
+    bars, at = [], 0
+    for stored, run in groupby(life.cells):
+        width = len(list(run))
+        first = life.first + at * life.cell
+        last = min(first + width * life.cell - 1, life.last)
+        height = 700 * (stored if stored in (0, 1) else min(max(stored, 0.08), 0.92))
+        shapes = [Rectangle(at, 700 - height, width, height, "stored")] if height else []
+        if height < 700:
+            shapes += [Rectangle(at, 0, width, 700 - height, "gap"), Rectangle(at, 780, width, 220, "gap")]
+        bars.append(Bar(f"Sequences {first:,} to {last:,}: {share(stored, 1)} stored", shapes))
+        at += width
+    broken = sum(stored < 1 for stored in life.cells)
+    below = [Label(0, f"{life.first:,}"), Label(1, f"{life.last:,}", "end")]
+    if life.settled is not None and life.first <= life.settled < life.last:
+        position = (life.settled - life.first) / (life.last - life.first + 1)
+        kind = "watermark flip" if position > 0.5 else "watermark"
+        below.append(Label(position, f"watermark {life.settled:,}", kind))
+    about = f"{plural(len(life.cells), 'part')} of {plural(life.cell, 'sequence')} each; {broken:,} of them with holes."
+    return Chart(
+        title="Coverage of the sequences",
+        text=about,
+        width=len(life.cells),
+        height=1000 if broken else 700,
+        bars=bars,
+        below=below,
+    )
+
+
 def _counts(axis: Axis, layers: Sequence[tuple[str, Sequence[float]]], title: str, noun: str, tone: str = "k") -> Chart:
     return charts.stacked(
         axis,
@@ -230,6 +261,6 @@ def _counts(axis: Axis, layers: Sequence[tuple[str, Sequence[float]]], title: st
         title=title,
         unit=lambda value: plural(int(value), noun),
         ticks=charts.count_ticks,
-        mark=charts.count_mark,
+        mark=short,
         tone=tone,
     )

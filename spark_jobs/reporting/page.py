@@ -1,6 +1,6 @@
 """Render the report as one self-contained HTML page: a verdict, the key figures, then one chapter per question.
 
-Templates escape everything that they print, and show unprintable characters as escapes.
+The templates are in `templates`; `jetcapture_py.pages` has their environment, charts and words.
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
+from jetcapture_py.pages.charts import Axis
+from jetcapture_py.pages.environment import environment
+from jetcapture_py.pages.words import clipped, duration, moment, plural, share, size
 from spark_jobs.compaction.unit import SEALED_BY
-from spark_jobs.reporting import figures, text
-from spark_jobs.reporting.charts import Axis, strip
+from spark_jobs.reporting import figures
 from spark_jobs.reporting.facts import Choice, Facts
-from spark_jobs.reporting.text import clipped, duration, moment, plural, share, size
 
 CHAPTERS = {
     "volume": "Volume",
@@ -28,7 +25,6 @@ CHAPTERS = {
     "objects": "Objects",
     "words": "Glossary",
 }
-_FILTERS = (clipped, duration, moment, plural, share, size, text.day)
 
 
 class Finding(NamedTuple):
@@ -45,26 +41,6 @@ class Verdict(NamedTuple):
     action: bool
     sentence: str
     more: str = ""
-
-
-@cache
-def environment() -> Environment:
-    """Return the template environment; it also works from a zip file."""
-    loader = PackageLoader("spark_jobs.reporting")
-    found = Environment(
-        loader=loader,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_visible,
-    )
-    found.filters |= {each.__name__: each for each in _FILTERS} | {"count": lambda number: f"{number:,}"}
-    return found
-
-
-def _visible(value: object) -> object:
-    return value if isinstance(value, Markup) else text.visible(str(value))
 
 
 def page(facts: Facts) -> str:
@@ -87,7 +63,7 @@ def page(facts: Facts) -> str:
             charts |= {"objects": figures.sizes(facts, axis)}
             chapters |= CHAPTERS.keys()
     return (
-        environment()
+        environment("spark_jobs.reporting")
         .get_template("page.html")
         .render(
             facts=facts,
@@ -99,7 +75,7 @@ def page(facts: Facts) -> str:
             findings=list(findings(facts)),
             tiles=list(_tiles(facts, newest)),
             keys=figures.by_key(facts),
-            lives=[(life, strip(life)) for life in facts.lives],
+            lives=[(life, figures.strip(life)) for life in facts.lives],
             copies=_copies(facts),
             compacted=SEALED_BY,
             small_size=figures.SMALL,

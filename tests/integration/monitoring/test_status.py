@@ -24,7 +24,6 @@ from jetcapture_py.monitoring.http import serve
 from jetcapture_py.monitoring.http_server import Answer, HttpServer
 from jetcapture_py.monitoring.replica import ask_replica
 from jetcapture_py.monitoring.terminal import curve, lines
-from jetcapture_py.monitoring.words import span
 from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, publish, running, settings, until
 
@@ -164,14 +163,6 @@ def test_watching_works_on_a_terminal_that_cannot_move_its_cursor(nats_server: S
         watching.kill()
         watching.wait()
         os.close(ours)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0.0 s"), (0.04, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 1 s"), (3600, "1 h"), (90061, "1 d 1 h")],
-)
-def test_spans_of_time_are_short(seconds: float, text: str) -> None:
-    assert span(seconds) == text
 
 
 @pytest.mark.parametrize(

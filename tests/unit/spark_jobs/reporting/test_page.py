@@ -10,13 +10,14 @@ import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from spark_jobs.reporting.charts import MOST_BARS, Axis, count_ticks, size_mark, size_ticks, stacked, strip
+from jetcapture_py.pages.charts import MOST_BARS, Axis, count_ticks, size_ticks, stacked
+from jetcapture_py.pages.environment import environment
+from jetcapture_py.pages.words import clipped, duration, plural, share, short, size
 from spark_jobs.reporting.coverage import Hole, IncarnationCoverage
 from spark_jobs.reporting.facts import Choice, Delivery, Facts
-from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, waits, worth_compacting
-from spark_jobs.reporting.page import environment, findings, verdict
+from spark_jobs.reporting.figures import after_compaction, size_classes, small_for_good, strip, waits, worth_compacting
+from spark_jobs.reporting.page import findings, verdict
 from spark_jobs.reporting.source import Stored
-from spark_jobs.reporting.text import clipped, duration, plural, share, short, size
 from tests.support.report_page import Page
 
 DAY = 86_400
@@ -91,7 +92,11 @@ def facts(*lives: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: 
 
 
 def rendered(template: str, **values: Any) -> str:
-    return environment().from_string('{% import "parts.html" as parts %}' + template).render(**values)
+    return (
+        environment("spark_jobs.reporting")
+        .from_string('{% import "parts.html" as parts %}' + template)
+        .render(**values)
+    )
 
 
 class TestText:
@@ -101,7 +106,7 @@ class TestText:
         assert rendered("{{ parts.key(none) }}{{ text }}", text="<") == '<span class="none">no key</span>&lt;'
 
     def test_characters_that_show_nothing_or_turn_text_around_are_made_visible(self) -> None:
-        assert rendered("<p>{{ text }}</p>", text="a\u202eb\x00\x1b") == "<p>a\\u202eb\\u0000\\u001b</p>"
+        assert rendered("<p>{{ text }}</p>", text="a\u202eb\x00\x1b") == "<p>a\ufffdb\ufffd\ufffd</p>"
         assert rendered("<p>{{ text }}</p>", text="日本 é") == "<p>日本 é</p>"
 
     def test_attributes_without_a_value_are_left_out(self) -> None:
@@ -117,10 +122,11 @@ class TestText:
             (plural(1, "object"), "1 object"),
             (plural(12_345, "copy", "copies"), "12,345 copies"),
             (short(950), "950"),
-            (short(1500), "1.5k"),
+            (short(1500), "1,500"),
+            (short(1_500_000), "1.5M"),
             (short(20_000_000), "20M"),
-            (size(0), "0 bytes"),
-            (size(1023), "1,023 bytes"),
+            (size(0), "0 B"),
+            (size(1023), "1023 B"),
             (size(1024), "1 KiB"),
             (size(1536), "1.5 KiB"),
             (size(1024 * 1024 - 1), "1 MiB"),
@@ -188,7 +194,7 @@ class TestAxis:
         assert all(tick == int(tick) for tick in count_ticks(most))
 
     def test_ticks_of_sizes_are_round_in_their_unit(self) -> None:
-        assert [size_mark(tick) for tick in size_ticks(1.7 * 1024**2)] == ["0", "512 KiB", "1 MiB", "1.5 MiB", "2 MiB"]
+        assert [size(tick) for tick in size_ticks(1.7 * 1024**2)] == ["0 B", "512 KiB", "1 MiB", "1.5 MiB", "2 MiB"]
 
 
 class TestCharts:

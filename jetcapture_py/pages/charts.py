@@ -1,4 +1,4 @@
-"""Compute the report's charts as shapes and labels, which templates draw as responsive SVG.
+"""Compute charts as shapes and labels, which templates draw as SVG without scripts.
 
 Every chart has a title and a description, every bar a tooltip with its figures.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from spark_jobs.reporting.coverage import IncarnationCoverage
-from spark_jobs.reporting.text import day, duration, plural, share, short, size, utc
+from jetcapture_py.pages.words import day, duration, plural, share, utc
 
 MOST_BARS = 72
 _DAY = 86_400
@@ -20,6 +20,10 @@ _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, *(_DAY * 
 _OUTLIERS = 0.005
 """Share of messages at either end of the time axis that charts may leave out to show the others."""
 _HEIGHT = 1000
+_MARGIN = 1.06
+"""Height of a sparkline, as a multiple of its highest value."""
+_FAR = 2.5
+"""A sparkline's limit is drawn up to this multiple of its highest value."""
 _WAITS: tuple[float, ...] = (0.01, 0.1, 1, 5, 15, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200)
 _WAITS += tuple(days * _DAY for days in (1, 2, 5, 10, 30, 100, 300, 1000))
 
@@ -179,35 +183,6 @@ def waits(axis: Axis, points: Mapping[int, tuple[float, float, float]], *, title
     return _over_time(axis, bars, scale, title, f"The longest wait is {duration(worst)}. The axis is logarithmic.")
 
 
-def strip(life: IncarnationCoverage) -> Chart:
-    """Return the range of sequences as a band, filled by the share stored, with a mark below every part with a hole."""
-    bars, at = [], 0
-    for stored, run in groupby(life.cells):
-        width = len(list(run))
-        first = life.first + at * life.cell
-        last = min(first + width * life.cell - 1, life.last)
-        height = 700 * (stored if stored in (0, 1) else min(max(stored, 0.08), 0.92))
-        shapes = [Rectangle(at, 700 - height, width, height, "stored")] if height else []
-        if height < 700:
-            shapes += [Rectangle(at, 0, width, 700 - height, "gap"), Rectangle(at, 780, width, 220, "gap")]
-        bars.append(Bar(f"Sequences {first:,} to {last:,}: {share(stored, 1)} stored", shapes))
-        at += width
-    broken = sum(stored < 1 for stored in life.cells)
-    below = [Label(0, f"{life.first:,}"), Label(1, f"{life.last:,}", "end")]
-    if life.settled is not None and life.first <= life.settled < life.last:
-        place = (life.settled - life.first) / (life.last - life.first + 1)
-        below.append(Label(place, f"watermark {life.settled:,}", "watermark flip" if place > 0.5 else "watermark"))
-    about = f"{plural(len(life.cells), 'part')} of {plural(life.cell, 'sequence')} each; {broken:,} of them with holes."
-    return Chart(
-        title="Coverage of the sequences",
-        text=about,
-        width=len(life.cells),
-        height=_HEIGHT if broken else 700,
-        bars=bars,
-        below=below,
-    )
-
-
 def count_ticks(most: float) -> list[float]:
     """Return round counts from 0 to at least `most`, three to five of them."""
     return _ticks(most, 1.0)
@@ -228,16 +203,6 @@ def _ticks(most: float, least: float, unit: float = 1.0) -> list[float]:
     return [number * step * unit for number in range(math.ceil(round(most / step, 9)) + 1)]
 
 
-def count_mark(value: float) -> str:
-    """Return a count for an axis."""
-    return short(value)
-
-
-def size_mark(value: float) -> str:
-    """Return a size for an axis."""
-    return size(value) if value else "0"
-
-
 def _hit(bar: int) -> Rectangle:
     """Return the full-height area of a bar that shows its tooltip."""
     return Rectangle(bar * 10, 0, 10, _HEIGHT, "hit")
@@ -256,3 +221,92 @@ def _over_time(axis: Axis, bars: Sequence[Bar], scale: Sequence[Label], title: s
         if bar <= axis.bars * 0.82
     ]
     return Chart(title=title, text=text, width=axis.bars * 10, bars=bars, scale=scale, below=below)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparkline:
+    """Values over the last `span` seconds, in bins: their mean for `bars`, else their maximum.
+
+    `ages` are the seconds since each of `values`, oldest first; `words` formats a value. `limit` is a dashed line.
+    """
+
+    title: str
+    ages: Sequence[float]
+    values: Sequence[float]
+    words: Callable[[float], str]
+    span: float
+    bars: bool = False
+    limit: float | None = None
+
+    BINS: ClassVar = 60
+    WIDTH: ClassVar = 600
+    HEIGHT: ClassVar = 100
+    BIN: ClassVar = WIDTH // BINS
+
+    @cached_property
+    def bins(self) -> list[float | None]:
+        """The value of each bin, oldest first; None where there is none."""
+        bins: list[list[float]] = [[] for _ in range(self.BINS)]
+        for age, value in zip(self.ages, self.values, strict=True):
+            number = self.BINS - 1 - int(age / self.span * self.BINS)
+            if 0 <= number < self.BINS:
+                bins[number].append(value)
+        return [None if not part else sum(part) / len(part) if self.bars else max(part) for part in bins]
+
+    @cached_property
+    def peak(self) -> float:
+        """The highest value that is drawn; 0 without any."""
+        return max((value for value in self.bins if value is not None), default=0.0)
+
+    @property
+    def shown_limit(self) -> float | None:
+        """The limit if it is drawn: one far above the values would flatten them."""
+        return self.limit if self.limit is not None and 0 < self.limit <= _FAR * self.peak else None
+
+    @property
+    def text(self) -> str:
+        """A description."""
+        if not self.values:
+            return f"{self.title}: no samples yet"
+        now, peak = self.words(self.values[-1]), self.words(self.peak)
+        return f"{self.title} over the last quarter of an hour: now {now}, at most {peak}"
+
+    @property
+    def tooltips(self) -> list[tuple[int, str]]:
+        """Position and text of each bin with a value."""
+        seconds = [self.span / self.BINS * (self.BINS - number) for number in range(self.BINS)]
+        ago = [f"{each:.0f} s" if each < 60 else f"{each // 60:.0f} min" for each in seconds]
+        return [
+            (number * self.BIN, f"{ago[number]} ago: {self.words(value)}")
+            for number, value in enumerate(self.bins)
+            if value is not None
+        ]
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """The class and the SVG path of each line and area."""
+        scale = self.HEIGHT / (max(self.peak, self.shown_limit or 0.0) * _MARGIN or 1.0)
+        paths = [("bars", self._bar_path(scale))] if self.bars else self._area_paths(scale)
+        if self.shown_limit is not None:
+            paths.append(("limit", f"M0 {self.HEIGHT - self.shown_limit * scale:.1f}H{self.WIDTH}"))
+        return paths
+
+    def _bar_path(self, scale: float) -> str:
+        return "".join(
+            f"M{number * self.BIN + 1} {self.HEIGHT}v-{max(value * scale, 1.5):.1f}h{self.BIN - 2}V{self.HEIGHT}z"
+            for number, value in enumerate(self.bins)
+            if value
+        )
+
+    def _area_paths(self, scale: float) -> list[tuple[str, str]]:
+        """Return an area under a line, for each run of known values."""
+        areas, lines = "", ""
+        for known, group in groupby(enumerate(self.bins), lambda item: item[1] is not None):
+            run = [(number, f"{self.HEIGHT - (value or 0) * scale:.1f}") for number, value in group]
+            if known:
+                left, right = run[0][0] * self.BIN, (run[-1][0] + 1) * self.BIN
+                points = "L".join(f"{number * self.BIN + self.BIN // 2} {y}" for number, y in run)
+                shape = f"{left} {run[0][1]}L{points}L{right} {run[-1][1]}"
+                lines += f"M{shape}"
+                areas += f"M{left} {self.HEIGHT}L{shape}V{self.HEIGHT}z"
+        return [("area", areas), ("line", lines)]

@@ -1,0 +1,307 @@
+"""The status page, which people on call open first.
+
+A page is a function of facts. It has no scripts and loads nothing; it refreshes itself, unless it is a snapshot. The
+templates have the words and the layout; this module computes what takes more than a filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from jetcapture_py.archive.layout import parse_path
+from jetcapture_py.config.shares import OPEN_SHARE, OPEN_UNACKED_SHARE
+from jetcapture_py.monitoring.facts import CaptureFacts, OpenBlock
+from jetcapture_py.monitoring.history import EVERY, SAMPLES
+from jetcapture_py.monitoring.notices import Notice
+from jetcapture_py.pages import words
+from jetcapture_py.pages.charts import Sparkline
+from jetcapture_py.pages.environment import environment
+from jetcapture_py.text import plural
+
+REFRESH = 5
+"""Seconds after which the page loads itself again."""
+COLORS = {
+    "ended": "57606a",
+    "healthy": "1a7f37",
+    "draining": "57606a",
+    "starting": "57606a",
+    "attention": "b35900",
+    "failing": "cf222e",
+}
+"""Of the icon in the browser's tab, by state."""
+ICONS = {"healthy": "✓", "attention": "!", "failing": "✕", "starting": "…", "draining": "…", "ended": "✓"}
+MAX_OBJECTS = 6
+HIGH = 0.8
+"""Share of a limit from which a meter warns."""
+STALE = 20.0
+"""Seconds after which it is said that the server's figures are old."""
+_WORST_FIRST = {
+    "failing": "Failing",
+    "attention": "With a warning",
+    "draining": "Draining",
+    "starting": "Starting",
+    "healthy": "Healthy",
+    "ended": "Ended",
+}
+"""States, and what the process is called if no capture has a worse one."""
+Words = Callable[[float], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusVerdict:
+    """The first thing that a page says."""
+
+    state: str
+    title: str
+    text: str
+    since: str = ""
+    action: str = ""
+    """What to do about it."""
+    more: Sequence[Notice] = ()
+    """Further notices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A figure with its sparkline; one with a limit has a meter."""
+
+    value: str
+    note: str
+    chart: Sparkline
+    parts: Sequence[tuple[str, float, str]] = ()
+    """Parts of the limit: the class that colors it ("": text alone), its value, and its description."""
+    limit: float | None = None
+    early: float = 0.0
+    """Share of the limit from which on open blocks are sealed early."""
+    used: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "used", sum(value for _, value, _ in self.parts))
+
+    @property
+    def level(self) -> str:
+        """The class of the meter."""
+        if self.limit is None or self.used < HIGH * self.limit:
+            return ""
+        return " full" if self.used >= self.limit else " high"
+
+
+def document(facts: CaptureFacts, *, refresh: bool = True) -> str:
+    """Return the page about one capture."""
+    return _page(
+        "capture.html",
+        facts,
+        refresh=refresh,
+        facts=facts,
+        verdict=_verdict(facts),
+        page_title=f"{facts.headline[0]} · {facts.stream} / {facts.consumer}",
+        cards=_cards(facts),
+        blocks=_shown_blocks(facts),
+        objects=[(stored, parse_path(stored.path)) for stored in facts.objects[:MAX_OBJECTS]],
+        seals=", ".join(
+            f"{count:,} by {reason.replace('_', ' ')}"
+            for reason, count in sorted(facts.sealed_by.items(), key=lambda item: -item[1])
+        ),
+        replicas=_replicas(facts),
+        progress=list(_progress(facts)),
+    )
+
+
+def overview(captures: Mapping[str, CaptureFacts], failures: Mapping[str, str], *, refresh: bool = True) -> str:
+    """Return the page that lists the captures of this process by name, with links to their pages.
+
+    `failures` has the reason for each capture that failed or could not start.
+    """
+    states: dict[str, str] = {name: facts.state for name, facts in captures.items()}
+    states |= dict.fromkeys(failures, "failing")
+    worst = next((state for state in _WORST_FIRST if state in states.values()), "starting")
+    count = sum(state == worst for state in states.values())
+    title = f"{_WORST_FIRST[worst]}: {count} of {plural(len(states), 'capture')}"
+    text = "Each has its own page, probes and metrics under its name."
+    return _page(
+        "captures.html",
+        next(iter(captures.values()), None),
+        refresh=refresh,
+        verdict=StatusVerdict(state=worst, title=title, text=text),
+        page_title=f"{title} · jetcapture",
+        captures=[(name, quote(name, safe=""), states[name], captures.get(name)) for name in sorted(states)],
+        failures=failures,
+    )
+
+
+def no_answer(seconds: float) -> str:
+    """Return the page for a process whose event loop has not run for some seconds, so that nothing is known."""
+    verdict = StatusVerdict(
+        state="failing",
+        title="Not answering",
+        text=f"The event loop has not run for {seconds:.0f} s.",
+        action="Nothing is captured until it runs again, and nothing is lost. After 30 s, /livez asks for a restart.",
+    )
+    return _page("status.html", None, refresh=True, verdict=verdict, page_title="Not answering · jetcapture")
+
+
+def _page(template: str, host: CaptureFacts | None, *, refresh: bool, verdict: StatusVerdict, **values: Any) -> str:
+    """Render a page; `host` has the version, time and process for its header."""
+
+    def ago(time: datetime) -> str:
+        return "" if host is None else f"{words.age((host.time - time).total_seconds())} ago"
+
+    def bucket(time: datetime | int) -> str:
+        time = time if isinstance(time, datetime) else words.utc(time)
+        return f"{time:%H:%M}" if host is not None and time.date() == host.time.date() else f"{time:%Y-%m-%d %H:%M}"
+
+    return (
+        environment("jetcapture_py.monitoring")
+        .get_template(template)
+        .render(
+            values,
+            host=host,
+            verdict=verdict,
+            refresh=REFRESH if refresh else 0,
+            seconds=REFRESH,
+            color=COLORS[verdict.state],
+            icons=ICONS,
+            ago=ago,
+            bucket=bucket,
+            clock=lambda time: words.clock(time, host.time) if host is not None else "",
+            short=words.short,
+        )
+        + "\n"
+    )
+
+
+def _verdict(facts: CaptureFacts) -> StatusVerdict:
+    title, since = facts.headline
+    first, more = (facts.notices[0], facts.notices[1:]) if facts.notices else (None, ())
+    if first is None or (first.level == "note" and not first.check):
+        return StatusVerdict(state=facts.state, title=title, since=since, text=_all_is_well(facts), more=facts.notices)
+    return StatusVerdict(state=facts.state, title=title, since=since, text=first.text, action=first.action, more=more)
+
+
+def _all_is_well(facts: CaptureFacts) -> str:
+    last = facts.objects[0].acknowledged if facts.objects else None
+    if last is not None:
+        ago = words.age((facts.time - last).total_seconds())
+        return f"Connected, consuming and storing; the last object was stored {ago} ago."
+    if facts.open_blocks:
+        return f"Connected and consuming. Nothing is stored yet: blocks are stored after {words.age(facts.max_age)}."
+    return "Connected and consuming. No message has arrived since the process started."
+
+
+def _cards(facts: CaptureFacts) -> list[Card]:
+    """Return the figures: lag, received, stored, pending, unacknowledged and memory."""
+    consumer, samples, begin = facts.consumer_state, facts.samples, words.clock(facts.started, facts.time)
+    ages = [(facts.time - time).total_seconds() for time in samples.time]
+    lifetime = max((facts.time - facts.started).total_seconds(), 1.0)
+    max_age = words.age(facts.max_age)
+
+    def chart(title: str, values: Sequence[float], show: Words) -> Sparkline:
+        bars = show is words.rate
+        return Sparkline(title=title, ages=ages, values=values, words=show, span=EVERY * SAMPLES, bars=bars)
+
+    lag = replace(chart("Lag", samples.lag, words.age), limit=facts.max_age)
+    line = f"the dashed line is block.max_age, {max_age}" if lag.shown_limit else f"blocks are stored after {max_age}"
+    received = samples.received[-1] if samples.received else facts.received / lifetime
+    stored = sum(samples.stored) / len(samples.stored) if samples.stored else facts.stored / lifetime
+    return [
+        Card(
+            value=words.age(consumer.lag) if consumer else "unknown",
+            note=f"age of the oldest message not stored; {line}",
+            chart=lag,
+        ),
+        Card(
+            value=words.rate(received),
+            note=f"{words.short(facts.received)} messages since {begin}",
+            chart=chart("Received", samples.received, words.rate),
+        ),
+        Card(
+            value=words.rate(stored),
+            note=f"on average; {words.short(facts.stored)} messages, {words.size(facts.stored_bytes)} since {begin}",
+            chart=chart("Stored", samples.stored, words.rate),
+        ),
+        Card(
+            value=words.short(consumer.pending) if consumer else "unknown",
+            note="messages not delivered to any replica yet",
+            chart=chart("Pending", samples.pending, words.short),
+        ),
+        _unacked(facts, chart("Unacknowledged", samples.unacked, words.short)),
+        _memory(facts, chart("Memory", samples.memory, words.size)),
+    ]
+
+
+def _unacked(facts: CaptureFacts, chart: Sparkline) -> Card:
+    consumer = facts.consumer_state
+    if consumer is None:
+        return Card(value="unknown", note="messages delivered and not stored yet", chart=chart)
+    parts = [("here", facts.unacked, f"{words.short(facts.unacked)} here")]
+    if others := consumer.other_unacked:
+        parts.append(("others", others, f"{words.short(others)} at other replicas"))
+    limit = consumer.max_ack_pending
+    note = "no limit" if limit is None else f"{words.share(consumer.unacked, limit)} of max_ack_pending"
+    value, early = words.short(consumer.unacked), 1 / OPEN_UNACKED_SHARE
+    return Card(value=value, note=note, chart=chart, parts=parts, limit=limit, early=early)
+
+
+def _memory(facts: CaptureFacts, chart: Sparkline) -> Card:
+    limit, rest = facts.memory_limit, max(0, facts.memory - facts.memory_open)
+    parts: list[tuple[str, float, str]] = [
+        ("here", facts.memory_open, f"{words.size(facts.memory_open)} in open blocks")
+    ]
+    if rest:
+        parts.append(("others", rest, f"{words.size(rest)} being decoded or stored"))
+    if facts.spool_limit:
+        parts.append(("", 0, f"spool: {words.size(facts.spool)} of {words.size(facts.spool_limit)}"))
+    note = f"{words.share(facts.memory, limit)} of limits.memory"
+    value, early = words.size(facts.memory), 1 / OPEN_SHARE
+    return Card(value=value, note=note, chart=chart, parts=parts, limit=limit, early=early)
+
+
+def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
+    """Return titles and blocks: all, if they are few, or the oldest and the largest."""
+    blocks = {
+        (block.key, block.bundle, block.quarantine, block.bucket): block for block in (*facts.oldest, *facts.largest)
+    }
+    if not blocks:
+        return []
+    if len(blocks) >= facts.open_blocks:
+        return [("", sorted(blocks.values(), key=lambda block: -block.age))]
+    return [
+        (f"The {len(facts.oldest)} oldest of {facts.open_blocks:,}", facts.oldest),
+        (f"The {len(facts.largest)} largest", facts.largest),
+    ]
+
+
+def _replicas(facts: CaptureFacts) -> str:
+    if facts.consumer_state is None:
+        return "The consumer is not known yet."
+    stale = (facts.time - facts.consumer_state.asked).total_seconds()
+    return f"Reported by the server{f' {words.age(stale)} ago' if stale > STALE else ''}, over all replicas."
+
+
+def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
+    """Yield names, values and remarks on how far the capture has come."""
+    if facts.watermark is not None:
+        ago = words.age((facts.time - facts.watermark).total_seconds())
+        about = f"{ago} ago, sequence {facts.watermark_seq:,}; everything until then is stored"
+        yield "Watermark", f"{words.moment(facts.watermark)} UTC", about
+    elif facts.has_watermark:
+        yield "Watermark", "none yet", ""
+    else:
+        yield "Watermark", "none", "this store cannot keep one, or store.url contains {key}"
+    if (consumer := facts.consumer_state) is None:
+        return
+    others = consumer.other_pulls or consumer.other_unacked
+    own = max(0, consumer.waiting_pulls - consumer.other_pulls)
+    yield "Stored up to", f"{consumer.ack_floor:,}", "the consumer's ack floor"
+    yield "Delivered up to", f"{consumer.delivered:,}", f"{words.short(consumer.pending)} pending"
+    yield "Redelivered", f"{facts.redelivered:,}", f"received here; {consumer.redelivered:,} of those unacknowledged"
+    yield "This replica", _work(facts.unacked, own), ""
+    yield "Other replicas", _work(consumer.other_unacked, consumer.other_pulls) if others else "none seen", ""
+
+
+def _work(unacked: int, pulls: int) -> str:
+    return f"{plural(unacked, 'unacknowledged message', grouped=True)}, {plural(pulls, 'open pull')}"
