@@ -23,11 +23,13 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-lowest lint bench chaos clean dist docs java
+.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
-	@echo 'make test    lint, then every test, WORKERS=3 at a time; ARGS="-k name"'
+	@echo 'make test    what a change must pass, WORKERS=3 tests at a time; ARGS="-k name"'
+	@echo 'make test-exhaustive   what make test leaves out: every combination, older servers, many more examples'
+	@echo 'make test-all   both'
 	@echo 'make test-lowest   some of the tests with the lowest version of every dependency'
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
@@ -40,9 +42,17 @@ demo: $(FOR_DEMO) java
 	@$(RUN) jetcapture_py demo $(ARGS)
 
 # more workers than cores, because tests often wait
-test: lint $(FOR_DEV) java
+test: $(FOR_DEV) java
 	$(RUN) tests.support.java
-	$(RUN) pytest -n $(WORKERS) $(ARGS)
+	$(RUN) pytest -n $(WORKERS) -m 'not exhaustive' $(ARGS)
+
+test-exhaustive: $(FOR_DEV) java
+	$(RUN) tests.support.java
+	$(RUN) pytest -n $(WORKERS) -m 'exhaustive or hypothesis' --hypothesis-profile=thorough $(ARGS)
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-exhaustive
 
 # newer libraries warn of older ones, which is no fault here
 test-lowest: $(FOR_DEV)

@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from jetcapture_py import log
+from tests.support import examples as examples  # the profiles of Hypothesis
 from tests.support import java
-from tests.support.amount import sample_of
 from tests.support.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.support.scheduling import Scheduler
-
-settings.register_profile(
-    "loaded", max_examples=sample_of(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("loaded")  # the machine may be busy with anything
 
 
 def pytest_configure() -> None:

@@ -20,7 +20,6 @@ from nats.js.errors import NotFoundError
 from jetcapture_py.config.units import moment_of
 from spark_jobs.archive import read_bucket
 from tests.integration.manage.api import ask
-from tests.support.amount import ALL
 from tests.support.kv import Entry, held
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, settings, until
@@ -168,8 +167,9 @@ def values(frame: DataFrame) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.timeout(2400)  # of sixty queries, each with a plan of its own, or of a tenth of them
+@pytest.mark.parametrize("one_in", [10, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
-    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession
+    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession, one_in: int
 ) -> None:
     server, archive = nats_server(), tmp_path / "archive"
     asyncio.run(ask(server.url, f"STREAM.CREATE.{STREAM}", BUCKET_CONFIG))
@@ -188,7 +188,7 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     assert kinds.keys() == times.keys()
 
     compared = 0
-    snapshots = use_of.snapshots if ALL else use_of.snapshots[::10]
+    snapshots = use_of.snapshots[::one_in]
     for index, each in enumerate(snapshots):
         by_revision = values(read_bucket(spark, str(archive), BUCKET, as_of=each.seq))
         assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)

@@ -20,8 +20,6 @@ import duckdb
 import psutil
 import pytest
 
-from tests.support.amount import ALL
-
 MARK = "JETCAPTURE_TEST_MARK"
 """Processes inherit it, whoever their parent is in the end."""
 MESSAGES = 5000
@@ -226,9 +224,10 @@ def test_a_demonstration_whose_command_is_killed_leaves_no_process(tmp_path: Pat
     assert not accepts(server_port(before))
 
 
-def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path, step: int) -> None:
     """Whenever it is: when there is a server, replicas, Spark half started, Spark."""
-    moments = [("2.", 0.04 * step / 11) for step in range(0, 12, 1 if ALL else 4)]
+    moments = [("2.", 0.04 * moment / 11) for moment in range(0, 12, step)]
     moments += [("1.", 0.01), ("2.", 1.0), ("3.", 2.0)]
     with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as threads:
         runs = [

@@ -16,7 +16,6 @@ from jetcapture_py.jetstream.publish.publisher import Headers, Publisher
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
-from tests.support.amount import sample_of
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, Command, connection, objects, remove_unfinished, settings
 from tests.support.streams import Stored, read_stream
@@ -24,7 +23,7 @@ from tests.support.streams import Stored, read_stream
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MESSAGES, SUBJECTS, KILLS = sample_of(100_000), 40, 5
+SUBJECTS, KILLS = 40, 5
 OURS = ("Nats-Msg-Id:", "Jetcapture-")
 """Headers that a replay adds."""
 
@@ -44,26 +43,26 @@ def message(index: int) -> tuple[str, bytes, Headers | None]:
     return f"orders.{index % SUBJECTS}.{'eu' if index % 3 else 'us'}", payload, headers_of(index)
 
 
-async def publish_slowly(url: str, done: asyncio.Event) -> None:
+async def publish_slowly(url: str, messages: int, done: asyncio.Event) -> None:
     """Slowly enough that the kills fall into it."""
     async with connection(url) as client:
         await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"])
         async with Publisher(client) as publisher:
-            for index in range(MESSAGES):
+            for index in range(messages):
                 await publisher.publish(*message(index))
-                if index % (MESSAGES // 100) == 0:
+                if index % (messages // 100) == 0:
                     await asyncio.sleep(0.1)
             await publisher.flush()
     done.set()
 
 
-async def capture_through_crashes(url: str, directory: Path, root: Path) -> None:
+async def capture_through_crashes(url: str, messages: int, directory: Path, root: Path) -> None:
     """Publish, and meanwhile capture with two replicas that are killed again and again."""
     source = random.Random(3)
     sections = {"source": {"ack_wait": "5s"}, "key": "{subject[2]}", "block": {"interval": "2s", "max_age": "1s"}}
     configuration = settings(url, root, **sections)
     done = asyncio.Event()
-    publishing = asyncio.create_task(publish_slowly(url, done))
+    publishing = asyncio.create_task(publish_slowly(url, messages, done))
     await asyncio.sleep(0.5)
     replicas = [Command(directory, configuration, name).start() for name in ("one", "two")]
     for _ in range(KILLS):
@@ -90,31 +89,32 @@ def by_subject(messages: Iterable[Stored]) -> dict[str, list[tuple[tuple[str, ..
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("messages", [25_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
 def test_a_stream_captured_through_crashes_compacted_and_replayed_is_the_same_stream(
-    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession
+    nats_server: Callable[..., NatsServer], tmp_path: Path, spark: SparkSession, messages: int
 ) -> None:
     root = tmp_path / "archive"
     first, second = nats_server(), nats_server()
-    asyncio.run(capture_through_crashes(first.url, tmp_path, root))
+    asyncio.run(capture_through_crashes(first.url, messages, tmp_path, root))
     before = asyncio.run(read_stream(first.url, STREAM))
-    assert len(before) == MESSAGES
-    assert Counter(bool(each.headers) for each in before) == {True: MESSAGES * 9 // 10, False: MESSAGES // 10}
+    assert len(before) == messages
+    assert Counter(bool(each.headers) for each in before) == {True: messages * 9 // 10, False: messages // 10}
 
     remove_unfinished(root)
     many = len(objects(root))
     summary = compact(spark, str(root), STREAM, older_than=0, grace=0)
     assert not summary.errors
     assert len(objects(root)) < many
-    assert sum(name.rows for name in objects(root)) == MESSAGES, "copies are left"
+    assert sum(name.rows for name in objects(root)) == messages, "copies are left"
 
     asyncio.run(create(second.url))
     done = replay(read_archive(spark, str(root), STREAM), second.url, "{subject}")
-    assert (done.published, done.duplicates) == (MESSAGES, 0)
+    assert (done.published, done.duplicates) == (messages, 0)
     after = asyncio.run(read_stream(second.url, STREAM))
-    assert len(after) == MESSAGES
+    assert len(after) == messages
     assert by_subject(after) == by_subject(before)
     ids = {line for each in after for line in each.headers if line.startswith("Nats-Msg-Id:")}
-    assert ids == {f"Nats-Msg-Id: {STREAM}:{seq}:{done.replay_id}" for seq in range(1, MESSAGES + 1)}
+    assert ids == {f"Nats-Msg-Id: {STREAM}:{seq}:{done.replay_id}" for seq in range(1, messages + 1)}
 
 
 async def create(url: str) -> None:

@@ -16,8 +16,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tests.support.amount import ALL
-
 VARIABLE = "SPARK_SUBMIT_OPTS"
 """Read by every script of Spark that starts a JVM."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false"
@@ -39,7 +37,7 @@ def classes() -> Path:
 
 def use() -> None:
     """Have every Spark that this process and its children start use these options, unless others are set."""
-    options = f"{SHORT_LIVED} {PATIENT}" if ALL else f"{SHORT_LIVED} {FEW_ROWS} {PATIENT}"
+    options = f"{SHORT_LIVED} {FEW_ROWS} {PATIENT}"
     with suppress(PackageNotFoundError):
         if classes().exists():
             options += f" -XX:SharedArchiveFile={classes()} -Xshare:auto -Xlog:disable"

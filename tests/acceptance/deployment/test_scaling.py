@@ -6,12 +6,13 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.scaling import replaced, scaled
-from tests.support.amount import ALL
 
 
-def test_a_scale_in_and_out_loses_and_delays_nothing(tmp_path: Path) -> None:
-    high, low = (10, 3) if ALL else (3, 1)
+@pytest.mark.parametrize(("high", "low"), [(3, 1), pytest.param(10, 3, marks=pytest.mark.exhaustive)])
+def test_a_scale_in_and_out_loses_and_delays_nothing(tmp_path: Path, high: int, low: int) -> None:
     outcome = asyncio.run(scaled(tmp_path, high, low, rate=500))
     assert outcome.clean, outcome
     assert outcome.published > 0

@@ -15,7 +15,7 @@ from tests.support.running import STREAM, config, connection, consumer, rows, ru
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nats-py's, of connections that break
 
-SERVERS = [pytest.param(command, id=version) for version, command in older_servers()]
+OLDER = [pytest.param(command, id=version, marks=pytest.mark.exhaustive) for version, command in older_servers()]
 
 
 async def publish_steadily(url: str, subject: str, stop: asyncio.Event) -> int:
@@ -36,7 +36,7 @@ async def publish_steadily(url: str, subject: str, stop: asyncio.Event) -> int:
     return sent
 
 
-@pytest.mark.parametrize("command", [pytest.param(binary(), id="installed"), *SERVERS])
+@pytest.mark.parametrize("command", [pytest.param(binary(), id="installed"), *OLDER])
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
 def test_a_server_restarted_under_load_is_captured_from_as_before(
     nats_server: Callable[..., NatsServer], tmp_path: Path, command: str, crash: bool

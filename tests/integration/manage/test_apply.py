@@ -124,6 +124,7 @@ def test_applying_what_was_exported_changes_nothing(nats_server: Start, tmp_path
     assert asyncio.run(all_exported(nats_server().url, CASES, tmp_path)) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("version", "command"), list(older_servers()))
 def test_applying_what_was_exported_changes_nothing_on_older_servers(
     nats_server: Start, tmp_path: Path, version: str, command: str
@@ -371,6 +372,7 @@ def test_settings_that_the_file_does_not_name_stay_as_they_are(nats_server: Star
     assert (changed["description"], changed["max_batch"], changed.get("filter_subject")) == ("kept", 10, None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("version", "command"), list(older_servers()))
 def test_what_an_older_server_does_not_know_is_said_in_one_line(
     nats_server: Start, tmp_path: Path, version: str, command: str, capsys: pytest.CaptureFixture[str]
@@ -394,6 +396,7 @@ def test_what_an_older_server_does_not_know_is_said_in_one_line(
             asyncio.run(ask(server.url, "STREAM.DELETE.S"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("version", "command"), list(older_servers()))
 def test_what_only_newer_servers_change_in_place_is_named(
     nats_server: Start, tmp_path: Path, version: str, command: str
@@ -421,6 +424,7 @@ def test_an_existing_consumer_is_paused_and_resumed(nats_server: Start, tmp_path
     assert [paused(f"{year}-01-01T00:00:00Z") for year in (2100, 2020)] == [True, False]
 
 
+@pytest.mark.exhaustive
 def test_a_setting_that_the_server_ignores_is_reported(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

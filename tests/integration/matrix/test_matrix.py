@@ -44,17 +44,21 @@ def text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-@pytest.fixture(scope="module", params=sites.VERSIONS, ids=text)
+*OLDER, NEWEST = sites.VERSIONS
+VERSIONS = [*(pytest.param(version, marks=pytest.mark.exhaustive) for version in OLDER), NEWEST]
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=text)
 def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     yield from opened(request, tmp_path_factory, sites.single)
 
 
-@pytest.fixture(scope="module", params=sites.VERSIONS, ids=text)
+@pytest.fixture(scope="module", params=VERSIONS, ids=text)
 def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     yield from opened(request, tmp_path_factory, sites.hub)
 
 
-@pytest.fixture(scope="module", params=sites.VERSIONS, ids=text)
+@pytest.fixture(scope="module", params=VERSIONS, ids=text)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     yield from opened(request, tmp_path_factory, sites.cluster)
 

@@ -1,23 +1,20 @@
-"""The core cases under the settings of a session that change what a row is or where it is computed.
-
-With JETCAPTURE_TEST_SETTINGS=all, under every combination of them.
-"""
+"""The core cases under the settings of a session that change what a row is or where it is computed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator
+from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.integration.spark import core
 from tests.integration.spark.conftest import Archive
 from tests.support import java
-from tests.support.amount import ALL
 from tests.support.nats_server import NatsServer
 from tests.support.replays import add_stream
 
@@ -34,11 +31,12 @@ ZONES = ("UTC", "America/New_York", "Asia/Kolkata", "Pacific/Apia")
 OTHERS = {ZONE: "Asia/Kathmandu", ANSI: "false", CASE: "true", AQE: "false"}
 
 Settings = dict[str, str]
+WEST = DEFAULTS | {ZONE: "America/New_York"}
 EVERY: list[Settings] = [
-    dict(zip(DEFAULTS, values, strict=True)) for values in product(ZONES, *[("true", "false")] * 3)
+    dict(zip(DEFAULTS, values, strict=True)) | java.COMPILED for values in product(ZONES, *[("true", "false")] * 3)
 ]
-SOME: list[Settings] = [DEFAULTS | {ZONE: "America/New_York"}, OTHERS]
 MASTERS = ("remote", "local-cluster[2,1,1024]")
+NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +52,17 @@ def name(settings: Settings) -> str:
     return ",".join(f"{key.removeprefix('spark.sql.')}={value}" for key, value in settings.items())
 
 
-def stream_of(server: NatsServer, number: int, kind: str) -> str:
-    stream = f"{kind}{number}"
+def exhaustive(given: Iterable[Settings]) -> list[ParameterSet]:
+    return [pytest.param(each, marks=pytest.mark.exhaustive) for each in given]
+
+
+def new_stream(server: NatsServer) -> str:
+    stream = f"CORE{next(NUMBERS)}"
     add_stream(server.url, stream, f"{stream.lower()}.>")
     return stream
 
 
-@pytest.mark.parametrize("settings", EVERY if ALL else SOME, ids=name)
+@pytest.mark.parametrize("settings", [WEST, OTHERS, *exhaustive(EVERY)], ids=name)
 def test_the_core_cases_hold_under_every_setting(
     spark: SparkSession, places: tuple[Archive, NatsServer], settings: Settings
 ) -> None:
@@ -69,23 +71,21 @@ def test_the_core_cases_hold_under_every_setting(
     try:
         for key, value in settings.items():
             spark.conf.set(key, value)
-        stream = stream_of(server, (EVERY if ALL else SOME).index(settings), "SESSION")
-        core.check(spark, archive.url, server.url, stream)
+        core.check(spark, archive.url, server.url, new_stream(server))
     finally:
         for key, value in before.items():
             spark.conf.set(key, value)
 
 
-@pytest.mark.parametrize("settings", [DEFAULTS, SOME[0], OTHERS] if ALL else [OTHERS], ids=name)
+@pytest.mark.parametrize("settings", [OTHERS, *exhaustive((DEFAULTS, WEST))], ids=name)
 @pytest.mark.parametrize("master", MASTERS)
 @pytest.mark.timeout(700)  # it starts up to four JVMs
 def test_the_core_cases_hold_on_connect_and_on_a_cluster(
     places: tuple[Archive, NatsServer], master: str, settings: Settings
 ) -> None:
     archive, server = places
-    stream = stream_of(server, [DEFAULTS, *SOME].index(settings), master[:2].upper())
     given = [f"{key}={value}" for key, value in (settings | java.COMPILED).items()]
-    words = [archive.url, server.url, stream, master, *given]
+    words = [archive.url, server.url, new_stream(server), master, *given]
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark.core", *words],
         capture_output=True,

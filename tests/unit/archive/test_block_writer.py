@@ -16,7 +16,6 @@ import pytest
 from jetcapture_py.archive import block_writer, layout
 from jetcapture_py.archive.block_writer import BlockReader, BlockWriter, TextWriter, UserWriter, make_writer
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from tests.support.amount import sample_of
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, quarantined
 
 TEXT = list(itertools.product(("ndjson", "csv"), ("none", "gzip", "zstd")))
@@ -108,7 +107,7 @@ def test_long_names_of_empty_columns_do_not_make_large_pieces_of_text(
     lines = block_writer.json_lines
     monkeypatch.setattr(block_writer, "json_lines", lambda rows: [text := lines(rows), sizes.append(len(text))][0])
     names = [f"{number:0200}" for number in range(100)]
-    rows = sample_of(3000)
+    rows = 750
     flags = [True, *[None] * (rows - 1)]
     columns = dict.fromkeys(names, flags)
     if nested:

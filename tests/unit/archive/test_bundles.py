@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from jetcapture_py.archive import bundles, footer, layout
 from jetcapture_py.archive.block_writer import TextWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.writer import EncodedBlock
-from tests.support.amount import sample_of
 from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
 
 BLOCK = BlockId(key=None, bundle="03", bucket=1_700_000_100)
@@ -55,7 +54,6 @@ def test_the_bundle_is_that_of_the_hash_in_icebergs_specification() -> None:
     assert bundle_of("iceberg", 16) == "09"
 
 
-@settings(deadline=None, max_examples=sample_of(200))
 @given(st.lists(st.none() | st.text(max_size=40), max_size=20), st.integers(0, 3), st.integers(1, 100))
 def test_every_key_has_the_bundle_of_its_own_hash(keys: list[str | None], skipped: int, count: int) -> None:
     expected = [murmur3((key or "").encode()) % (1 << 31) % count for key in keys]

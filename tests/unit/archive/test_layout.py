@@ -7,12 +7,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from tests.support.amount import sample_of
 
 keys = st.one_of(
     st.none(),
@@ -87,13 +86,11 @@ def test_the_quarantine_has_a_tree_of_its_own_without_keys() -> None:
     assert layout.parse_path(name.path) == name
 
 
-@settings(max_examples=sample_of(300))
 @given(names())
 def test_a_path_says_all_of_its_name(name: ObjectName) -> None:
     assert layout.parse_path(name.path) == name
 
 
-@settings(max_examples=sample_of(500))
 @given(keys)
 @example("..")
 @example(".")
@@ -259,7 +256,6 @@ def crowded(draw: st.DrawFn) -> ObjectName:
     )
 
 
-@settings(max_examples=sample_of(300), deadline=None)
 @given(st.lists(crowded(), max_size=25))
 def test_objects_are_read_as_they_are_only_if_no_other_may_share_a_message(objects: list[ObjectName]) -> None:
     alone, shared = layout.split_overlapping(objects)

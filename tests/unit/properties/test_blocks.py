@@ -16,7 +16,7 @@ from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, Blocks, SealRules
 from jetcapture_py.capture.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
 from jetcapture_py.transform.keys import group
-from tests.unit.properties import examples
+from tests.support.examples import examples
 
 Place = tuple[str | None, int, bool]
 MAX_AGE = 10.0
@@ -260,8 +260,8 @@ class Merged(AnyOrder):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = examples(100, steps=30)
+TestAnyOrder.settings = examples(steps=30)
 TestLimited = Limited.TestCase
-TestLimited.settings = examples(20, steps=30)
+TestLimited.settings = examples(cost=8, steps=30)
 TestMerged = Merged.TestCase
-TestMerged.settings = examples(40, steps=30)
+TestMerged.settings = examples(cost=4, steps=30)

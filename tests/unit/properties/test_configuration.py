@@ -11,7 +11,6 @@ from hypothesis import given
 
 from jetcapture_py.config import model
 from jetcapture_py.errors import ConfigError
-from tests.unit.properties import examples
 
 SECRET = "hunter2-Zq8x"
 VALID: dict[str, Any] = {
@@ -87,7 +86,6 @@ def test_the_configuration_that_all_this_begins_with_is_one() -> None:
     assert load(VALID, {}) == ()
 
 
-@examples(120)
 @given(st.lists(st.tuples(st.sampled_from(places(VALID)), odd), min_size=1, max_size=3), st.text(max_size=5))
 def test_a_changed_configuration_is_one_or_says_in_printable_lines_what_is_wrong(
     changes: list[tuple[tuple[Any, ...], Any]], variable: str
@@ -120,7 +118,6 @@ secret_places = st.sampled_from(
 )
 
 
-@examples(100)
 @given(secret_places, secrets, st.sampled_from(places(VALID)), odd)
 def test_no_problem_shows_what_a_secret_setting_holds(
     place: tuple[str, ...], form: Any, at: tuple[Any, ...], by: Any
@@ -131,7 +128,6 @@ def test_no_problem_shows_what_a_secret_setting_holds(
     assert SECRET not in "\n".join(load(data, {"X": "1"}))
 
 
-@examples(250)
 @given(
     st.sampled_from(places(VALID)),
     st.sampled_from(

@@ -12,7 +12,6 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.envelope import assemble
-from tests.unit.properties import examples
 
 STREAM, CONSUMER = "ORDERS", "archive"
 NUMBER = re.compile(rb"[0-9]{1,19}")
@@ -57,7 +56,6 @@ def reference(reply: bytes) -> tuple[int, int, int] | None:
     return int(delivered), int(seq), int(time)
 
 
-@examples(300)
 @given(st.lists(replies, max_size=8))
 def test_a_reply_gives_its_own_numbers_or_none_whatever_comes_beside_it(batch: list[bytes]) -> None:
     received = Received.of([b"s"] * len(batch), batch, [b""] * len(batch), [b"%d" % n for n in range(len(batch))])

@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 from nats.errors import ProtocolError
 
+from tests.support.examples import examples
 from tests.unit.jetstream.wire.test_client import ACK, HEADERS, REGISTERED, STATUS, Fast, Stock, looking_at
-from tests.unit.properties import examples
 
 BLANKS = b" \t\r\n\x0b\x0c"  # to the stock parser
 subjects = st.binary(min_size=1, max_size=12).filter(lambda subject: not set(subject) & set(BLANKS))
@@ -61,7 +61,6 @@ def fed(parser: Fast | Stock, chunks: list[bytes]) -> str:
     return "fine"
 
 
-@examples(300)
 @given(streams, st.lists(st.integers(0, 400), max_size=6), st.sampled_from([1, 1, 2, 64]))
 def test_what_both_parsers_read_they_read_alike(stream: list[tuple[bytes, bool]], cuts: list[int], many: int) -> None:
     data = b"".join(frame for frame, _ in stream)
@@ -76,7 +75,7 @@ def test_what_both_parsers_read_they_read_alike(stream: list[tuple[bytes, bool]]
         assert fast.outcome() == stock.outcome()
 
 
-@examples(25)
+@examples(cost=8)
 @given(st.lists(frames().filter(lambda found: found[1]).map(lambda found: found[0]) | others, min_size=1, max_size=3))
 def test_every_place_where_a_stream_can_be_cut_is_harmless(stream: list[bytes]) -> None:
     data = b"".join(stream)

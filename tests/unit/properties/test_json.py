@@ -20,7 +20,6 @@ from hypothesis import given
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.decode import InferringJsonDecoder, JsonDecoder
 from tests.support.batches import Declared, batch_of, outcomes
-from tests.unit.properties import examples
 
 INTEGERS = {f"{sign}int{bits}": (sign, bits) for sign in ("", "u") for bits in (8, 16, 32, 64)}
 UTC = dt.UTC
@@ -328,7 +327,6 @@ def same(found: Any, expected: Any) -> bool:
     return type(found) is type(expected) and bool(found == expected)
 
 
-@examples(150)
 @given(batches())
 def test_each_message_gives_what_its_own_bytes_say_by_the_declared_types(
     case: tuple[dict[str, Any], list[bytes]],
@@ -388,7 +386,6 @@ documents = st.dictionaries(
 )
 
 
-@examples(120)
 @given(st.lists(documents, min_size=1, max_size=5), st.lists(st.sampled_from(BROKEN), max_size=3), st.randoms())
 def test_broken_neighbours_change_no_inferred_row(sent: list[dict[str, Any]], broken: list[bytes], chance: Any) -> None:
     good = [json.dumps(document).encode() for document in sent]
@@ -414,7 +411,6 @@ def widened(value: Any, to: pa.DataType) -> Any:
     return float(value) if pa.types.is_floating(to) else value
 
 
-@examples(120)
 @given(st.lists(flat, min_size=1, max_size=4), st.lists(flat, max_size=3))
 def test_what_came_before_widens_a_row_and_changes_nothing_else(
     batch: list[dict[str, Any]], before: list[dict[str, Any]]

@@ -19,7 +19,6 @@ from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, mak
 from jetcapture_py.transform.keys import KeyFunction, make_key
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import Declared, decode_settings
-from tests.unit.properties import examples
 
 # ------------------------------------------------------------------ the reference
 
@@ -153,7 +152,6 @@ def ways(
 INFERRED = decode_settings(format="json", columns={})
 
 
-@examples(150)
 @given(
     templates,
     st.lists(payloads, min_size=1, max_size=6),
@@ -189,7 +187,6 @@ declared_values = scalars | st.sampled_from(
 declared_payloads = objects(declared_values).map(str.encode)
 
 
-@examples(100)
 @given(
     st.dictionaries(st.sampled_from(["id", "a", "key"]), st.sampled_from([*TYPES, "struct<b: float64>"]), min_size=1),
     st.sampled_from(["{id}", "{a}", "{a.b}", "{key}", "{id}-{key}"]),
@@ -206,7 +203,6 @@ def test_a_key_of_declared_columns_is_the_same_in_every_company(
         assert keys == first
 
 
-@examples(150)
 @given(st.lists(st.none() | st.text(st.characters(codec=None), max_size=90), min_size=1, max_size=8))
 @example(["a", "\ud800", "b"])
 @example(["\udfff" * 3, "x" * 300, "..", None])

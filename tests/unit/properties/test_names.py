@@ -19,7 +19,6 @@ from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.store.remote import root_of
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.keys import TemplateKey, buckets
-from tests.unit.properties import examples
 
 unicode = st.characters(exclude_categories=["Cs"])
 keys = st.one_of(
@@ -35,7 +34,6 @@ def normal(key: str | None) -> str | None:
     return key or None
 
 
-@examples(200)
 @given(keys)
 @example("..")
 def test_a_key_comes_back_as_it_was_here_and_at_any_hive_reader(key: str | None) -> None:
@@ -51,7 +49,6 @@ def test_a_key_comes_back_as_it_was_here_and_at_any_hive_reader(key: str | None)
         assert str(parts) == expected
 
 
-@examples(200)
 @given(keys, st.sampled_from(["/data/{key}", "/data/.{key}", "/data/{key}.", "/data/a{key}b/x", "/data/{key}/{key}/x"]))
 def test_a_root_made_of_a_key_is_below_the_directory_that_the_address_names(key: str | None, template: str) -> None:
     root = root_of(template, key)
@@ -61,7 +58,6 @@ def test_a_root_made_of_a_key_is_below_the_directory_that_the_address_names(key:
     assert "\0" not in root
 
 
-@examples(150)
 @given(keys, keys)
 def test_two_keys_never_share_a_directory_or_a_root(one: str | None, other: str | None) -> None:
     same = normal(one) == normal(other)
@@ -69,7 +65,6 @@ def test_two_keys_never_share_a_directory_or_a_root(one: str | None, other: str 
     assert (root_of("/data/{key}", one) == root_of("/data/{key}", other)) == same
 
 
-@examples(150)
 @given(
     st.builds(
         ObjectName,
@@ -139,7 +134,6 @@ def reference(template: list[str], message: dict[str, Any]) -> str | None:
     return "".join(found)
 
 
-@examples(200)
 @given(st.lists(parts, max_size=4), st.lists(messages, max_size=6))
 def test_a_template_gives_each_message_what_its_own_parts_give(
     template: list[str], batch: list[dict[str, Any]]
@@ -171,7 +165,6 @@ intervals = st.sampled_from([seconds for seconds in range(1, 86_401) if 86_400 %
 moments = st.integers(-62_135_596_800 * 10**6, 253_402_300_799 * 10**6 + 999_999)
 
 
-@examples(150)
 @given(st.lists(moments, min_size=1, max_size=5), intervals)
 def test_a_bucket_begins_where_a_clock_would_say_and_within_one_day(times: list[int], interval: int) -> None:
     starts = buckets(pa.array(times, pa.timestamp("us", "UTC")), interval)

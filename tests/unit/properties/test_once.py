@@ -17,7 +17,7 @@ from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from spark_jobs.reading.overlaps import Identities, resolve
-from tests.unit.properties import examples
+from tests.support.examples import examples
 
 Message = tuple[int, int]
 Place = tuple[str | None, int]
@@ -110,7 +110,6 @@ def test_every_order_in_which_objects_are_listed_gives_the_same() -> None:
 places = st.sampled_from([("a", 0), ("a", 900), (None, 0), ("None", 0), ("__HIVE_DEFAULT_PARTITION__", 0)])
 
 
-@examples(200)
 @given(
     st.lists(
         st.tuples(places, st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 1])), min_size=1, max_size=8)),
@@ -139,7 +138,7 @@ def test_copies_compactions_and_later_lives_are_read_once(
     assert read(objects) == sorted(expected, key=repr)
 
 
-@examples(60)
+@examples(cost=2)
 @given(places, st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1, max_size=20))
 def test_an_object_has_its_blocks_messages_once_in_order_under_the_name_that_follows_from_them(
     place: Place, messages: list[Message]

@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jetcapture_py.config.units import MAX_BYTES, MAX_SECONDS, Expanded, parse_duration, parse_size
-from tests.unit.properties import examples
 
 DURATIONS = (
     ("d", Fraction(86_400)),
@@ -97,7 +96,6 @@ def bytes_of(text: str) -> Fraction | None:
     return None if found is None or found[1] not in SIZES else found[0] * SIZES[found[1]]
 
 
-@examples(250)
 @given(texts)
 def test_a_duration_is_what_the_grammar_says_or_an_error(text: str) -> None:
     expected = seconds(text)
@@ -114,7 +112,6 @@ def test_a_duration_is_what_the_grammar_says_or_an_error(text: str) -> None:
         assert found == float(expected)
 
 
-@examples(250)
 @given(texts)
 def test_a_size_is_what_the_grammar_says_or_an_error(text: str) -> None:
     expected = bytes_of(text)
@@ -128,7 +125,6 @@ def test_a_size_is_what_the_grammar_says_or_an_error(text: str) -> None:
     assert found == (None if expected is None or expected.denominator != 1 or expected > MAX_BYTES else int(expected))
 
 
-@examples(100)
 @given(st.text(min_size=6, max_size=20).filter(lambda text: not text[0].isdigit()))
 def test_no_error_shows_the_value_of_a_variable(text: str) -> None:
     for parse in (parse_duration, parse_size):

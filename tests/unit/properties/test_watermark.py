@@ -12,7 +12,6 @@ from hypothesis import given
 from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
 from jetcapture_py.capture.progress import Observer, move
 from jetcapture_py.jetstream.admin import consumer_state
-from tests.unit.properties import examples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BASE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,7 +38,6 @@ def merged(marks: list[Watermark]) -> Watermark | None:
     return there
 
 
-@examples(200)
 @given(marks, st.none() | marks)
 def test_a_merge_says_all_that_either_said_of_the_present_stream(new: Watermark, there: Watermark | None) -> None:
     after = new.after(there)
@@ -54,7 +52,6 @@ def test_a_merge_says_all_that_either_said_of_the_present_stream(new: Watermark,
     assert new.after(result) is None or new.created != result.created or not new.created
 
 
-@examples(200)
 @given(st.lists(lives, min_size=1, max_size=5), st.randoms(use_true_random=False))
 def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
     found: list[Watermark], chance: Any
@@ -64,7 +61,6 @@ def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
     assert merged(found) == merged(shuffled) == merged([*shuffled, *found])
 
 
-@examples(200)
 @given(st.lists(st.tuples(marks, st.integers(0, 10**8)), min_size=1, max_size=6))
 def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ(
     written: list[tuple[Watermark, int]],
@@ -86,7 +82,6 @@ FILTERS: list[tuple[str, ...]] = [("a",), ("b",), ("a", "b"), ("c",)]
 steps = st.tuples(st.sampled_from(FILTERS), st.sampled_from("ab"), st.integers(0, 2), st.booleans())
 
 
-@examples(500)
 @given(st.lists(steps, min_size=1, max_size=20), st.booleans())
 def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
     history: list[tuple[tuple[str, ...], str, int, bool]], floor_passes_skipped: bool
@@ -118,7 +113,6 @@ def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
                 assert message in delivered
 
 
-@examples(300)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3)), max_size=12),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
@@ -18,7 +18,6 @@ from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, F
 from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder
 from jetcapture_py.transform.keys import KeyFunction, TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
-from tests.support.amount import sample_of
 
 NOTHING = pa.RecordBatch.from_arrays([], names=[])
 SECOND = 1_000_000_000
@@ -226,7 +225,6 @@ def test_decoded_fields_follow_the_envelope() -> None:
 payloads = st.sampled_from([b"a", b"raise", b"fail", b"skip", b"rows 1", b"rows 3", b"both", b"twice"])
 
 
-@settings(deadline=None, max_examples=sample_of(150))
 @given(st.lists(payloads, max_size=12), st.booleans())
 def test_every_message_is_in_the_rows_or_in_the_quarantine(batch: list[bytes], columns: bool) -> None:
     prepared = prepare(*batch, decoder=Scripted(columns))

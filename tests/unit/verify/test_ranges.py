@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from jetcapture_py.verify import ranges as verify_ranges
 from jetcapture_py.verify.ranges import Sequences
-from tests.support.amount import sample_of
 
 CHUNK = 1 << 10
 TOP = 3 * CHUNK + 100
@@ -64,7 +63,6 @@ def check(found: Sequences, reference: set[int], first: int, last: int) -> None:
     assert found.contains(asked).tolist() == [int(seq) in reference for seq in asked]
 
 
-@settings(deadline=None, max_examples=sample_of(150))
 @given(additions, near, near)
 def test_a_set_of_sequences_is_what_a_plain_set_is(
     parts: list[tuple[int, int] | list[int]], one: int, other: int
@@ -73,7 +71,6 @@ def test_a_set_of_sequences_is_what_a_plain_set_is(
     check(found, reference, min(one, other), max(one, other))
 
 
-@settings(deadline=None, max_examples=sample_of(150))
 @given(additions, additions, near, near)
 def test_what_was_there_before_is_told_and_sets_can_be_joined(
     parts: list[tuple[int, int] | list[int]], others: list[tuple[int, int] | list[int]], one: int, other: int

@@ -20,11 +20,10 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.read import BatchReader
 from tests.integration.spark.live import ENVELOPE, Live, Query
 from tests.support.running import STREAM, connection
-from tests.unit.properties import LONG
 
 MESSAGES = 6000
 STEP = 200
-HISTORIES = 30 if LONG else 10
+SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(10, 30))]
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +108,7 @@ class History:
         self.way = WAYS[self.seed % len(WAYS)]
         self.when = chance.randrange(0, MESSAGES // 2)
         self.keep = chance.randrange(1, MESSAGES // 4)
-        self.streaming = bool(self.seed // len(WAYS) % 2) if LONG else chance.random() < 0.5
+        self.streaming = chance.random() < 0.5 if self.seed < len(WAYS) else bool(self.seed // len(WAYS) % 2)
         self.parts = chance.choice(["1", "3"])
 
     def happen(self, live: Live) -> None:
@@ -160,7 +159,7 @@ def remaining(live: Live) -> list[int]:
     return []
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_loss_is_an_error(live: Live, seed: int) -> None:
     live.fill(MESSAGES)
     history = History(seed)
@@ -168,7 +167,7 @@ def test_a_loss_is_an_error(live: Live, seed: int) -> None:
         history.read(live)
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_loss_that_may_be_leaves_all_that_could_be_had(live: Live, seed: int) -> None:
     live.fill(MESSAGES)
     history = History(seed)

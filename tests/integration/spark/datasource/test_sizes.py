@@ -17,10 +17,10 @@ from jetcapture_py.jetstream import range_reader
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.read import BatchReader
 from tests.integration.spark.live import ENVELOPE, Live
+from tests.support.examples import examples
 from tests.support.links import Link
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection
-from tests.unit.properties import examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 SIZES = st.one_of(st.sampled_from([0, 1, 100, 5_000, 20_000, 100_000]), st.integers(0, 40_000))
 
 
-@examples(40)
+@examples(cost=4)
 @given(
     sizes=st.lists(SIZES, min_size=1, max_size=60),
     batch=st.integers(1, 100),

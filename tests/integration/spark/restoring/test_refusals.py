@@ -104,6 +104,7 @@ def test_a_stream_that_exists_is_left_as_it_is(
     assert asyncio.run(state_of(server.url, "COPY"))["messages"] == 10
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("version", "command"), list(older_servers())[-1:])
 def test_an_older_server_is_named(
     nats_server: Start, kept: Archive, capfd: pytest.CaptureFixture[str], version: str, command: str

@@ -28,7 +28,6 @@ from jetcapture_py.jetstream.publish.frames import (
 )
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
-from tests.support.amount import sample_of
 from tests.unit.jetstream.wire.test_client import messages_in
 
 names = st.sampled_from(["A", "B", "X-Y", "Nats-Msg-Id", "!~"])
@@ -53,7 +52,6 @@ def expected(headers: Entry, extra: dict[str, str | None]) -> bytes:
     return header_block([*own, *given_])
 
 
-@settings(max_examples=sample_of(200), deadline=None)
 @given(rows, st.integers(0, 12), st.integers(0, 12), st.booleans())
 def test_blocks_of_columns_are_those_of_their_rows(
     drawn: list[tuple[Entry, str | None, str | None]], start: int, length: int, several: bool
@@ -190,7 +188,6 @@ answers = st.one_of(
 )
 
 
-@settings(max_examples=sample_of(300), deadline=None)
 @given(st.lists(answers, max_size=9).map(b"".join), st.lists(st.integers(0, 400), max_size=6))
 def test_messages_without_a_reply_arrive_whole_and_in_order(data: bytes, cuts: list[int]) -> None:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})

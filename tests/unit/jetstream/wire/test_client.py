@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nats.errors import Error, ProtocolError
 from nats.protocol.parser import Parser
@@ -19,7 +19,7 @@ from jetcapture_py.jetstream.wire.client import Connection, supported
 from jetcapture_py.jetstream.wire.inbox import MESSAGE_OVERHEAD, Inbox, Received
 from jetcapture_py.jetstream.wire.parser import FrameParser
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
-from tests.support.amount import sample_of
+from tests.support.examples import examples
 from tests.support.nats_server import NatsServer
 
 REGISTERED = (1, 2, 17)
@@ -257,14 +257,13 @@ def parts(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise(places)]
 
 
-@settings(max_examples=sample_of(300), deadline=None)
 @given(streams, st.lists(st.integers(0, 1 << 20), max_size=12))
 def test_any_stream_in_any_parts_gives_what_the_stock_parser_gives(data: bytes, cuts: list[int]) -> None:
     fast, stock = outcomes(*parts(data, cuts))
     assert fast == stock
 
 
-@settings(max_examples=sample_of(60), deadline=None)
+@examples(cost=2)
 @given(streams.map(lambda data: data[:3000]))
 def test_any_stream_byte_by_byte_gives_what_the_stock_parser_gives(data: bytes) -> None:
     fast, stock = outcomes(*(data[i : i + 1] for i in range(len(data))))
@@ -386,7 +385,6 @@ async def endless(fast: Fast) -> None:
         await fast._ps.parse(b"x" * (1 << 15))
 
 
-@settings(max_examples=sample_of(400), deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=200),

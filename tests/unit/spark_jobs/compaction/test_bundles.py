@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import bundles as bundles_of
@@ -22,8 +22,8 @@ from spark_jobs.compaction.merge import Rows
 from spark_jobs.compaction.plan import moves, units
 from spark_jobs.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.amount import sample_of
 from tests.support.archives import lay_out
+from tests.support.examples import examples
 from tests.unit.spark_jobs.compaction.test_unit import (
     AFTER,
     Blocks,
@@ -38,7 +38,7 @@ from tests.unit.spark_jobs.compaction.test_unit import (
     write,
 )
 
-quick = settings(max_examples=sample_of(40), deadline=None)
+quick = examples(cost=4)
 Laid = tuple[str, set[Row], int]
 """Key, rows and number of bundles of an object; 0 for one under its key."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
@@ -25,14 +25,14 @@ from spark_jobs.compaction.plan import TOLERANCE, units
 from spark_jobs.compaction.schemas import classes
 from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
-from tests.support.amount import sample_of
 from tests.support.archives import encoded, put
+from tests.support.examples import examples
 
 Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
 Blocks = Sequence[tuple[str, set[Row]]]
 AFTER = HOUR + 2 * 86_400.0
 
-quick = settings(max_examples=sample_of(60), deadline=None)
+quick = examples(cost=2)
 messages = some.tuples(some.integers(1, 25), some.integers(0, 1))  # some in a recreated stream, too
 targets = some.sampled_from([1_500, 3_000, 4_500, 8_000, 1 << 20])
 

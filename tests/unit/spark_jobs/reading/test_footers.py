@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from spark_jobs.reading.footers import SchemaReader, columns_end, read_footer
-from tests.support.amount import sample_of
+from tests.support.examples import examples
 
 LEAVES = [
     pa.int8(),
@@ -56,7 +56,7 @@ def footer(data: bytes) -> bytes:
     return read_footer(reading(data), len(data))
 
 
-@settings(deadline=None, max_examples=sample_of(40))
+@examples(cost=4)
 @given(some.lists(some.tuples(SCHEMAS, some.booleans(), some.sampled_from(["1.0", "2.6"])), min_size=1, max_size=4))
 def test_every_schema_is_the_one_that_arrow_reads(files: list[tuple[pa.Schema, bool, str]]) -> None:
     reader = SchemaReader()
@@ -70,7 +70,7 @@ def test_every_schema_is_the_one_that_arrow_reads(files: list[tuple[pa.Schema, b
     assert len(reader.schemas) == len(set(found))
 
 
-@settings(deadline=None, max_examples=sample_of(40))
+@examples(cost=4)
 @given(SCHEMAS, some.integers(1, 3))
 def test_columns_end_where_what_is_different_begins(schema: pa.Schema, rows: int) -> None:
     first, second = (footer(parquet(schema, count, store_schema=False)) for count in (rows, rows + 100))

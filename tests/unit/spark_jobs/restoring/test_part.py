@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
@@ -19,8 +19,8 @@ from spark_jobs.restoring.checks import RestoreSurvey, holes
 from spark_jobs.restoring.part import Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.amount import sample_of
 from tests.support.backups import Entry, entries, inflated
+from tests.support.examples import examples
 
 CREATED, LATER = "2026-05-01T00:00:00.123456789Z", "2026-05-01T13:00:00Z"
 START = HOUR * 1_000_000
@@ -75,7 +75,7 @@ blocks = some.lists(
 )
 
 
-@settings(max_examples=sample_of(60), deadline=None)
+@examples(cost=2)
 @given(blocks, some.integers(1, 2000), some.integers(1, 60), some.integers(1, 60))
 def test_ranges_have_every_message_once_and_in_order_however_it_is_cut(
     tmp_path_factory: pytest.TempPathFactory, found: list[tuple[str, set[int], int]], size: int, one: int, other: int

@@ -11,10 +11,9 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from jetcapture_py.transform.decode.delimited import DelimitedDecoder
-from tests.support.amount import sample_of
 from tests.support.batches import Declared, batch_of, outcomes
 
 TWO = {"a": Declared("int64"), "b": Declared("string")}
@@ -195,7 +194,6 @@ def test_a_decimal_of_any_size_and_exponent_is_stored_as_it_is_or_fails_alone(te
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(1, 0), (5, 2), (12, 2), (2, 2), (38, 0), (38, 10), (38, 38)])
-@settings(max_examples=sample_of(100), deadline=None)
 @given(data=st.data())
 def test_a_decimal_has_the_value_of_its_text_if_no_digit_is_lost(
     precision: int, scale: int, data: st.DataObject
@@ -256,7 +254,6 @@ def reference(text: str) -> list[tuple[str, ...]] | None:
     return None if not all(found) else [tuple(record) for record in found] or None
 
 
-@settings(max_examples=sample_of(400), deadline=None)
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_each_message_gives_the_records_that_the_standard_library_reads_from_it_alone(sent: list[str]) -> None:
     columns = {"a": Declared("string"), "b": Declared("string")}

@@ -22,11 +22,10 @@ from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
-from tests.support.amount import sample_of
 from tests.support.batches import batch_of, outcomes
 from tests.support.formats import AVRO, Format, Row, descriptor_set, formats, mixed, plain, rows, zigzag
 
-MESSAGES = sample_of(20_000)
+MESSAGES = 5_000
 AT_ONCE = 4_000
 MEMORY = 400 << 20
 NAMES = ["msgpack", "csv", "tsv", "avro", "protobuf"]

@@ -7,11 +7,10 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded
 from jetcapture_py.transform.decode import InferringJsonDecoder, conform, unify
-from tests.support.amount import sample_of
 from tests.support.batches import batch_of, hostile, outcomes
 
 
@@ -316,7 +315,6 @@ values = st.recursive(
 documents = st.dictionaries(st.sampled_from(["a", "b", "A", "key", "long name"]), values)
 
 
-@settings(max_examples=sample_of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(documents, min_size=1, max_size=4), min_size=1, max_size=4), st.data())
 def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]]], data: st.DataObject) -> None:
     """Each document gives the same row alone as among its batch, by a decoder that has seen the same before."""
@@ -331,7 +329,6 @@ def test_no_payload_changes_its_neighbours_row(batches: list[list[dict[str, Any]
     assert [row for each in alone for row in complete(each, 1)] == complete(together, len(batch))
 
 
-@settings(max_examples=sample_of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(documents, min_size=1, max_size=6))
 def test_every_value_is_found_again_in_its_row(batch: list[dict[str, Any]]) -> None:
     """Scalars come back as themselves, as doubles or as JSON text; nulls and empties as null."""
@@ -344,7 +341,6 @@ def test_every_value_is_found_again_in_its_row(batch: list[dict[str, Any]]) -> N
                 assert found == value or json.loads(found) == value
 
 
-@settings(max_examples=sample_of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(documents, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_batches_of_different_replicas_always_fit_one_schema(batches: list[list[dict[str, Any]]]) -> None:
     parts = [decode(*batch) for batch in batches]

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject
 
 from jetcapture_py.transform.decode import JsonDecoder
-from tests.support.amount import sample_of
 from tests.support.batches import Declared, batch_of, outcomes
 
 COLUMNS = {
@@ -110,7 +109,6 @@ def payloads(draw: st.DrawFn) -> bytes:
     return bytes(text)
 
 
-@settings(max_examples=sample_of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(payloads(), min_size=1, max_size=6))
 def test_each_message_of_a_batch_gives_what_the_standard_library_makes_of_it_alone(batch: list[bytes]) -> None:
     expected = [reference(payload) for payload in batch]

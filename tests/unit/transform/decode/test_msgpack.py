@@ -10,12 +10,11 @@ import hypothesis.strategies as st
 import msgpack
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.msgpack import InferringMsgpackDecoder, MsgpackDecoder
 from jetcapture_py.transform.keys import make_key
-from tests.support.amount import sample_of
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 
@@ -129,7 +128,6 @@ def payloads_of(draw: st.DrawFn) -> bytes:
     return packed[: draw(st.integers(0, len(packed)))] if draw(st.booleans()) else packed
 
 
-@settings(max_examples=sample_of(200), deadline=None)
 @given(st.lists(payloads_of(), min_size=1, max_size=5))
 def test_a_damaged_message_changes_no_other(payloads: list[bytes]) -> None:
     decoder = make_decoder(decode_settings(format="msgpack", columns={"a": Declared("int64"), "b": Declared("string")}))
