@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
+from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.text import one_line
@@ -77,6 +78,7 @@ def examine(
         return _examine_rows(storage, file, name, life, writer)
     item = _Object(storage, file, name)
     messages = item.compared()
+    item.check_keys()
     if deep:
         item.check_bytes()
     low, high = item.times()
@@ -330,7 +332,37 @@ class _Object:
             )
             if layout.checksum(self._pieces(), [self._start + both, self._start + own]) != digits:
                 raise DamagedError("its checksum does not match its bytes")
-        self._read(None, lambda _: None)
+        self._read(None, self._check_keys)
+
+    def check_keys(self) -> None:
+        """Check the lowest and highest key of every row group; without statistics, the keys of the first row group."""
+        if layout.KEY not in self._paths:
+            if self._name.bundle:
+                raise DamagedError("it is in a bundle and has no keys")
+            return
+        groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
+        bounds = [footer.group_bounds(group, layout.KEY) if self.signed else None for group in groups]
+        self._compare_keys(pa.array([key for pair in bounds if pair for key in pair], pa.string()))
+        if None in bounds:  # all are null, or too long for statistics
+            self._read([layout.KEY], self._check_keys, first=bounds.index(None), last=bounds.index(None))
+
+    def _check_keys(self, table: pa.Table) -> None:
+        if layout.KEY in table.schema.names:
+            self._compare_keys(pc.unique(table.column(layout.KEY)).cast(pa.string()))
+
+    def _compare_keys(self, keys: pa.StringArray) -> None:
+        """Compare the keys of rows with the bundle or key in the name. Readers look for keys only there."""
+        if self._name.bundle:
+            bundles = int(self.own[layout.BUNDLES])
+            wrong = bundle_numbers(keys, bundles) != int(self._name.bundle)
+        else:
+            wrong = pc.fill_null(pc.not_equal(keys, self._name.key or ""), bool(self._name.key)).to_numpy(
+                zero_copy_only=False
+            )
+        if wrong.any():
+            key = keys[int(wrong.argmax())].as_py()
+            right = f" of bundle {bundle_of(key, bundles)}" if self._name.bundle else ""
+            raise DamagedError(f"it has the key {one_line(repr(key))}{right}: it was moved or renamed")
 
     def _pieces(self) -> Iterator[bytes | memoryview]:
         if self._data is not None:
@@ -354,10 +386,11 @@ class _Object:
             raise DamagedError("its sequences and timestamps are invalid")
         return _once(self._name, seq, time)
 
-    def _read(self, columns: list[str] | None, take: Any) -> None:
+    def _read(self, columns: list[str] | None, take: Any, *, first: int = 0, last: int = _MOST_ROWS) -> None:
+        """Hand the row groups from `first` to `last` (inclusive) to `take`."""
         try:
             file = self._content or self._opened()
-            for index in range(self._metadata.num_row_groups):
+            for index in range(first, min(last + 1, self._metadata.num_row_groups)):
                 take(file.read_row_group(index, columns=columns, use_threads=False))
         except _UNREADABLE as error:
             raise DamagedError(f"it cannot be read: {one_line(error)}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,26 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.writer import EncodedBlock
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify import examine as verify_object
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.scan import ArchiveScan, survey
-from tests.support.archives import encoded, merge, put
+from tests.support.archives import encoded, lay_out, merge, put
 
 CREATED = "2024-01-01T00:00:00Z"
 LIFE = Incarnation.of(CREATED, mirror=False)
 NOW = LIFE.since + 10**9
 MESSAGES = [(seq, NOW + seq) for seq in (1, 2, 3, 5, 8)]
 DENSE = [(seq, NOW + seq) for seq in range(10, 20)]
+KEYS: dict[int, list[str]] = {
+    n: [f"k{i:02}" for i in range(40) if bundle_of(f"k{i:02}", 4) == str(n)] for n in range(4)
+}
+"""Keys of each of 4 bundles, sorted."""
 
 
 def file_of(root: Path, block: EncodedBlock, name: layout.ObjectName | None = None) -> File:
@@ -48,6 +55,17 @@ def surveyed(root: Path, bound: int, *, deep: bool) -> ArchiveScan:
 
 def with_data(block: EncodedBlock, data: bytes) -> EncodedBlock:
     return replace(block, data=pa.py_buffer(data))
+
+
+def in_bundle(root: Path, bundle: str, keys: Sequence[str | None]) -> EncodedBlock:
+    """An object of one message for each of these keys, in this bundle of 4."""
+    (name,) = lay_out(root, dict(zip(DENSE, ["a"] * len(keys), strict=False)), 4)
+    table = pq.ParquetFile(root / name.path).read().drop_columns([layout.STREAM, layout.KEY])
+    table = table.append_column(REPLY, pa.nulls(len(keys), pa.binary()))
+    table = table.append_column(layout.KEY, pa.array(keys, pa.string())).combine_chunks()
+    (root / name.path).unlink()
+    encoder = Encoder(stream="ORDERS", interval=900, compression="zstd", stream_created=CREATED, bundles=4)
+    return encoder.encode(BlockId(key=None, bucket=name.bucket, bundle=bundle), "age", table.to_batches())
 
 
 # ------------------------------------------------------------------ whole objects
@@ -284,6 +302,33 @@ def test_fewer_messages_than_the_footer_counts_are_found_by_reading_the_sequence
     wrong = rewritten(encoded(MESSAGES), lambda table: table, messages="4", **OLD)
     with pytest.raises(DamagedError, match="has 5 messages"):
         look(tmp_path, wrong)
+
+
+LONG = "k" * 5000  # too long for statistics
+
+
+@pytest.mark.parametrize(
+    ("keys", "lenient"),
+    [
+        (KEYS[1][:3], True),
+        ([KEYS[2][0]], False),
+        ([None], False),
+        ([KEYS[1][0], KEYS[2][0], KEYS[1][-1]], True),
+        ([LONG], bundle_of(LONG, 4) == "1"),
+        ([KEYS[1][0], KEYS[3][0]], False),
+    ],
+    ids=["right", "moved", "without a key", "between", "long", "highest"],
+)
+def test_a_key_that_belongs_to_another_bundle_is_found(tmp_path: Path, keys: list[str | None], lenient: bool) -> None:
+    """The lowest and highest from the footer, all others with `deep`."""
+    block = in_bundle(tmp_path, "1", keys)
+    right = all(bundle_of(key, 4) == "1" for key in keys)
+    for deep, accepted in ((False, lenient), (True, right)):
+        if accepted:
+            assert look(tmp_path, block, deep=deep).messages == len(keys)
+        else:
+            with pytest.raises(DamagedError, match=r"of bundle [023]: it was moved or renamed"):
+                look(tmp_path, block, deep=deep)
 
 
 def test_rows_that_are_missing_are_found_from_the_footer(tmp_path: Path) -> None:
