@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def covers(pattern: str, other: str) -> bool:
     """Whether `pattern` matches `other`, or, where that has wildcards itself, every subject that `other` matches."""
@@ -23,3 +25,9 @@ def overlaps(pattern: str, other: str) -> bool:
         if "*" not in (one, another) and one != another:
             return False
     return len(tokens) == len(others)
+
+
+def matches(subject: str, filters: Iterable[str]) -> bool:
+    """Whether one of the filters matches a subject; without filters, every subject is matched."""
+    filters = tuple(filters)
+    return not filters or any(covers(pattern, subject) for pattern in filters)

@@ -26,11 +26,11 @@ from jetcapture_py.config import yaml_text
 from jetcapture_py.config.messages import problems, wrong
 from jetcapture_py.config.model import Config, read_text
 from jetcapture_py.config.section import Section
+from jetcapture_py.config.subjects import matches
 from jetcapture_py.config.units import dotted, format_time, kind, microseconds_of, parse_time
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.manage.newest import matches
 from jetcapture_py.manage.outcome import MessageOutcome, outcomes, plain
 from jetcapture_py.text import escaped
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.subjects import covers
+from jetcapture_py.config.subjects import matches
 from jetcapture_py.jetstream.ack_subject import first_delivery
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
@@ -89,11 +89,6 @@ async def _one_by_one(
         if len(found) == count or skipped == _MOST_SKIPPED:
             break
     return [(_NOBODY, _received(stream, found[::-1]))] if found else []
-
-
-def matches(subject: str, filters: Sequence[str]) -> bool:
-    """Whether a subject matches one of the filters; without filters, every subject does."""
-    return not filters or any(covers(each, subject) for each in filters)
 
 
 def _received(stream: str, messages: Sequence[dict[str, Any]]) -> Received:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,11 +10,11 @@ from jetcapture_py.config.buckets import new_stream
 from jetcapture_py.config.model import Managed, SourceConfig
 from jetcapture_py.config.stream import StreamSection, api_values
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.admin import differences, unusable, wanted_config
+from jetcapture_py.jetstream.admin import consumer_state, differences, unusable, wanted_config
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.settings import Difference, differing, normal
-from jetcapture_py.manage.rules import Server, StoredMessages, consumer_refusal, stream_refusal
+from jetcapture_py.manage.rules import ConsumerChange, Server, StoredMessages, consumer_refusal, stream_refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
     elif answer is None:
         raise SourceError(f"stream {name} does not exist, and there is no section stream to create it from")
     if managed.source is not None:
-        planned.append(await _consumer_plan(session, managed.source, server, new_stream=answer is None))
+        settings = planned[0].request if planned else answer["config"] if answer else {}
+        planned.append(await _consumer_plan(session, managed.source, server, answer, settings))
     return planned
 
 
@@ -123,20 +124,34 @@ async def _stored(
     """Return what the stream holds; count messages by subject only if needed."""
     most = 0
     if any(each.name == "max_msgs_per_subject" for each in differ):
-        offset, total = 0, 1
-        while offset < total:
-            page = await session.request(f"STREAM.INFO.{name}", {"subjects_filter": ">", "offset": offset})
-            counts = page["state"].get("subjects") or {}
+        async for counts in _counts(session, name):
             most = max(most, *counts.values(), 0)
-            offset, total = offset + max(len(counts), 1), page.get("total", 0)
     return StoredMessages.of(answer, most)
 
 
-async def _consumer_plan(session: ReadSession, source: SourceConfig, server: Server, *, new_stream: bool) -> Plan:
-    stream, name = source.stream, source.consumer
+async def _counts(session: ReadSession, name: str) -> AsyncIterator[dict[str, int]]:
+    """Yield the numbers of stored messages by subject, in parts."""
+    offset, total = 0, 1
+    while offset < total:
+        page = await session.request(f"STREAM.INFO.{name}", {"subjects_filter": ">", "offset": offset})
+        counts = page["state"].get("subjects") or {}
+        yield counts
+        offset, total = offset + max(len(counts), 1), page.get("total", 0)
+
+
+async def _consumer_plan(
+    session: ReadSession,
+    source: SourceConfig,
+    server: Server,
+    stream: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+) -> Plan:
+    """Plan the consumer; `settings` are those that the stream then has."""
+    name = source.consumer
     wanted = wanted_config(source)
-    answer = None if new_stream else await found(session, f"CONSUMER.INFO.{stream}.{name}", CONSUMER_NOT_FOUND)
-    if answer is None:
+    subject = f"CONSUMER.INFO.{source.stream}.{name}"
+    answer = None if stream is None else await found(session, subject, CONSUMER_NOT_FOUND)
+    if stream is None or answer is None:
         changes = [
             SettingChange(name=setting, old=None, new=value, refusal=server.too_old_for(setting, value))
             for setting, value in wanted.items()
@@ -145,8 +160,15 @@ async def _consumer_plan(session: ReadSession, source: SourceConfig, server: Ser
         return Plan(kind="consumer", name=name, action="create", changes=tuple(changes), request=wanted, wanted=wanted)
     actual = answer["config"]
     differ = differences(source, actual)
+    request = _overlaid(actual, wanted, differ)
+    setting, deletes = await _deleted(session, stream, settings, answer, request, differ)
     changes = [
-        SettingChange(name=each.name, old=each.actual, new=each.wanted, refusal=consumer_refusal(each, actual, server))
+        SettingChange(
+            name=each.name,
+            old=each.actual,
+            new=each.wanted,
+            refusal=consumer_refusal(each, actual, server) or (deletes if each.name == setting else None),
+        )
         for each in differ
     ]
     return Plan(
@@ -154,10 +176,43 @@ async def _consumer_plan(session: ReadSession, source: SourceConfig, server: Ser
         name=name,
         action="update" if changes else "none",
         changes=tuple(changes),
-        request=_overlaid(actual, wanted, differ),
+        request=request,
         wanted=wanted,
-        refusal=unusable(stream, name, actual),
+        refusal=unusable(source.stream, name, actual) or (None if setting else deletes),
     )
+
+
+async def _deleted(
+    session: ReadSession,
+    stream: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    consumer: Mapping[str, Any],
+    request: Mapping[str, Any],
+    differ: list[Difference],
+) -> tuple[str, str | None]:
+    """Return the setting of the consumer ("" for none) that would delete stored messages, and why it is refused."""
+    retention = settings.get("retention", "limits")
+    filters = any(each.name == "filter_subjects" for each in differ)
+    if (
+        not differ
+        or not stream["state"]["messages"]
+        or not (retention == "interest" or (retention == "workqueue" and filters))
+    ):
+        return "", None
+    name = stream["config"]["name"]
+    change = ConsumerChange(stream, settings, consumer_state(dict(consumer)), request)
+    offset, total = 0, 1
+    while offset < total:
+        page = await session.request(f"CONSUMER.LIST.{name}", {"offset": offset})
+        others = page.get("consumers") or ()
+        for other in others:
+            if other["name"] != consumer["name"]:
+                change.add_consumer(other)
+        offset, total = offset + max(len(others), 1), page.get("total", 0)
+    async for counts in _counts(session, name):
+        for subject, count in counts.items():
+            change.add(subject, count)
+    return change.refusal(differ) or ("", None)
 
 
 def _overlaid(actual: Mapping[str, Any], wanted: Mapping[str, Any], changes: Iterable[Difference]) -> dict[str, Any]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nats.aio.client import Client
+
 from tests.support.running import connection
 
 
 async def ask(url: str, subject: str, body: Any = None) -> dict[str, Any]:
     """The answer to a request; an assertion fails for an error."""
     async with connection(url) as client:
-        payload = b"" if body is None else json.dumps(body).encode()
-        answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", payload, timeout=10)).data)
+        return await ask_with(client, subject, body)
+
+
+async def ask_with(client: Client, subject: str, body: Any = None) -> dict[str, Any]:
+    """The same, through a connection."""
+    payload = b"" if body is None else json.dumps(body).encode()
+    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", payload, timeout=10)).data)
     assert "error" not in answer, answer["error"]
     return answer
 

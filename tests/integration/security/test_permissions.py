@@ -13,7 +13,7 @@ import nats
 import pyarrow as pa
 import pytest
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Managed, NatsConfig
@@ -72,19 +72,21 @@ def start(nats_server: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
     for user in re.findall(r"\$(\w+)_PASSWORD", EXAMPLE):
         monkeypatch.setenv(f"{user}_PASSWORD", f"{user.lower()}-password")
 
-    def started(text: str = EXAMPLE, extra: str = "", *, consumer: bool = True) -> NatsServer:
+    def started(
+        text: str = EXAMPLE, extra: str = "", *, consumer: bool = True, retention: str = "limits"
+    ) -> NatsServer:
         server = nats_server(extra + text.replace("    users: [\n", f"    users: [\n{ADMIN}"))
-        asyncio.run(fill(server, consumer=consumer))
+        asyncio.run(fill(server, consumer=consumer, retention=retention))
         return server
 
     return started
 
 
-async def fill(server: NatsServer, *, consumer: bool) -> None:
+async def fill(server: NatsServer, *, consumer: bool, retention: str = "limits") -> None:
     """The streams of the example, with messages, as their owner makes them."""
     client = await login(server, "admin", password="admin")
     stream = client.jetstream()
-    await stream.add_stream(name=STREAM, subjects=["orders.>"])
+    await stream.add_stream(name=STREAM, subjects=["orders.>"], retention=RetentionPolicy(retention))
     await stream.add_stream(name="SUMS", subjects=["sums.>"])
     if consumer:
         await stream.add_consumer(STREAM, ConsumerConfig(durable_name=CONSUMER, ack_policy=AckPolicy.EXPLICIT))
@@ -158,8 +160,10 @@ def test_what_the_example_allows_is_enough_to_apply(start: Start) -> None:
 
 @pytest.mark.parametrize("subject", [each for kind in (False, True) for each in listed("APPLIER", optional=kind)])
 def test_apply_without_a_permission_ends_at_once_and_names_it(start: Start, subject: str) -> None:
-    pauses, creates = ".PAUSE." in subject, ".STREAM.CREATE." in subject
-    server = start(without(subject, of="APPLIER"), consumer=pauses)
+    pauses, creates, lists = (part in subject for part in (".PAUSE.", ".STREAM.CREATE.", ".LIST."))
+    server = start(
+        without(subject, of="APPLIER"), consumer=pauses or lists, retention="interest" if lists else "limits"
+    )
     if creates:
         asyncio.run(remove_stream(server))
     with pytest.raises(JetcaptureError, match=re.escape(f"this user may not publish to {subject}")):
