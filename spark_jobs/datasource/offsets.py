@@ -1,13 +1,15 @@
 """Find the stream sequences where a read starts and ends, and divide a range among tasks.
 
 An offset is the next sequence to read: `{"stream": "ORDERS", "created": "2026-…", "seq": 101}` means that everything
-before sequence 101 has been read. It includes the creation time because a recreated stream starts again from 1.
+before sequence 101 has been read. It includes the creation time because a recreated stream starts again from 1. Where
+that changes between two offsets, the later one has the batch's `first` sequence.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -19,6 +21,7 @@ from pyspark.sql.datasource import InputPartition
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream.connection import ApiError
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
+from jetcapture_py.verify.scope import restored_to
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
@@ -72,6 +75,24 @@ class Positions:
     def state(self) -> StreamState:
         """Return the current state of the stream."""
         return self._session.run(self._session.reads.state(self._stream))
+
+    def restored(self, state: StreamState) -> int:
+        """Return the last sequence that the stream was restored with; 0 if it was not restored."""
+        return self._session.run(restored_to(self._session.reads, self._stream, state))
+
+    def continues(self, offset: Mapping[str, Any], state: StreamState) -> bool:
+        """Whether the stream is the one of the offset, or was restored with all messages before the offset.
+
+        As in an archive (`restoring.incarnations`), a restored stream's own messages begin after those that it
+        continues. Some of the latter must have been stored since the offset's stream was created: a stream restored
+        from an earlier incarnation has none.
+        """
+        if offset["created"] == state.created:
+            return True
+        read_to = int(offset["seq"]) - 1
+        if self.restored(state) < max(read_to, state.first):
+            return False
+        return self._at(datetime.fromisoformat(offset["created"])) <= max(read_to, state.first)
 
     def first(self, state: StreamState) -> int:
         """Resolve `startingOffsets` or `startingTimestamp` to a sequence."""
@@ -134,13 +155,36 @@ _EVERY_SUBJECT = ("*", "*.>")
 sequence, whose message may have been deleted."""
 
 
+def check_stream(stream: str, offset: Mapping[str, Any]) -> None:
+    """Raise SourceError for an offset of another stream."""
+    if offset["stream"] != stream:
+        raise SourceError(
+            f"the checkpoint is one of stream {offset['stream']}, not of {stream}: give every query a "
+            "checkpointLocation of its own, or set the option stream back"
+        )
+
+
 def check_created(stream: str, expected: str, actual: str) -> None:
-    """Raise SourceError if the stream was recreated."""
+    """Raise SourceError if the stream was recreated while it was read."""
     if actual != expected:
         raise SourceError(
-            f"stream {stream} was deleted and recreated (created {expected}, now {actual}): unread messages are "
-            "gone; failOnDataLoss=false continues with the new stream"
+            f"stream {stream} was deleted and recreated while it was read (created {expected}, now {actual}): unread "
+            "messages are gone, unless it was restored; start the query again"
         )
+
+
+def recreated(offset: Mapping[str, Any], state: StreamState, restored: int) -> SourceError:
+    """Return the error of a query whose stream was recreated and does not continue the one of the offset."""
+    read_to, stream = int(offset["seq"]) - 1, offset["stream"]
+    if state.first <= restored < read_to:
+        reason = f"it was restored up to {restored}, but the checkpoint reaches {read_to}"
+    else:
+        reason = f"it does not continue the stream that the checkpoint has up to {read_to}; unread messages are gone"
+    return SourceError(
+        f"stream {stream} was deleted and recreated (created {offset['created']}, now {state.created}): {reason}; "
+        f"failOnDataLoss=false reads the new stream from its first message, {state.first}, also what was read before; "
+        "startingOffsets with a new checkpoint reads from another one"
+    )
 
 
 def check_there(stream: str, first: int, state: StreamState) -> None:

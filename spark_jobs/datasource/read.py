@@ -19,8 +19,9 @@ from spark_jobs.datasource.offsets import (
     LAST_PER_SUBJECT,
     Positions,
     StreamPartition,
-    check_created,
+    check_stream,
     check_there,
+    recreated,
     split,
 )
 from spark_jobs.datasource.options import ReadOptions
@@ -84,6 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Offset | None = None
         self._until: StreamState | None = None
         self._asked = 0.0
+        self._created = ""  # of the stream, when it was last asked for
         self._match = (0, 0)  # sequences: the last matching message, and the stream's last message at that time
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,6 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise
             return start  # until the stream is recreated
+        check_stream(self._options.stream, start)
         first = self._first(start, state)
         end = self._end(first, state)
         snapshot = start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT
@@ -121,6 +124,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._positions.limited(first, end, limit.max_rows, state)
         self._latest = self._offset(state, state.last + 1)
         found = self._offset(state, end)
+        if start["created"] != state.created:
+            found["first"] = first
         if start.get("initial"):
             return {**found, "start": start}
         same = (found["created"], found["seq"]) == (start["created"], start["seq"])
@@ -133,10 +138,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[StreamPartition]:
         """Divide the batch among tasks."""
         start = end.get("start", start)
-        first = start["seq"] if start["created"] == end["created"] else 1
+        check_stream(self._options.stream, end)
+        first = start["seq"] if start["created"] == end["created"] else end.get("first", 1)
+        created = self._continued(end)
         if start.get("initial") and self._options.starting_offsets == LAST_PER_SUBJECT:
-            return [StreamPartition(1, end["seq"], end["created"], per_subject=True)]
-        return split(first, end["seq"], end["created"], self._options.min_partitions)
+            return [StreamPartition(1, end["seq"], created, per_subject=True)]
+        return split(first, end["seq"], created, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of one partition."""
@@ -157,20 +164,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _state(self) -> StreamState:
         time.sleep(max(0.0, self._asked + POLL - time.monotonic()))
         state = self._positions.state()
-        self._asked = time.monotonic()
+        self._asked, self._created = time.monotonic(), state.created
         return state
 
     def _offset(self, state: StreamState, seq: int) -> Offset:
         return {"stream": self._options.stream, "created": state.created, "seq": seq}
 
+    def _continued(self, end: Offset) -> str:
+        """Return when the stream was created that has a batch's messages: it may have been restored since.
+
+        With `failOnDataLoss`, raise SourceError if it does not have them.
+        """
+        if self._created != end["created"]:
+            with contextlib.suppress(MissingStreamError):  # the tasks find out
+                state = self._state()
+                if self._positions.continues(end, state):
+                    return state.created
+                if self._options.fail_on_data_loss:
+                    raise recreated(end, state, self._positions.restored(state))
+        return str(end["created"])
+
     def _first(self, start: Offset, state: StreamState) -> int:
         """Return the next sequence to read. With `failOnDataLoss`, raise SourceError if it is gone."""
         stream, per_subject = self._options.stream, self._options.starting_offsets == LAST_PER_SUBJECT
+        continues = self._positions.continues(start, state)
         if self._options.fail_on_data_loss:
-            check_created(stream, start["created"], state.created)
+            if not continues:
+                raise recreated(start, state, self._positions.restored(state))
             if not (per_subject and start.get("initial")):
                 check_there(stream, start["seq"], state)
-        if start["created"] != state.created:
+        if not continues:
             return state.first
         return min(max(int(start["seq"]), state.first), state.last + 1)
 

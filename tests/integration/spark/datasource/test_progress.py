@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
 from spark_jobs.datasource import offsets
 from spark_jobs.datasource.offsets import split
+from spark_jobs.restore import Wanted, prepare, restore
 from tests.integration.spark.live import Live, Query
+from tests.support.running import STREAM, capture_all, config
 
 
 def test_batches_follow_each_other_without_a_gap_and_without_one_for_nothing(live: Live) -> None:
@@ -201,12 +206,76 @@ def test_a_stream_created_again_ends_the_query_or_is_read_from_its_beginning(liv
         assert query.batch() == list(range(1, 11))
         live.recreate()
         live.fill(3)
-        with pytest.raises(SourceError, match="stream ORDERS was deleted and recreated"):
+        with pytest.raises(SourceError, match=r"recreated \(.*it does not continue .*first message, 1, also what was"):
             query.batch()
     with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
         assert patient.batch() == [1, 2, 3]
         live.fill(1)
         assert patient.batch() == [4]
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_checkpoint_of_another_stream_is_refused(live: Live, strict: str) -> None:
+    live.fill(3)
+    live.do(lambda stream: stream.add_stream(name="OTHER", subjects=["other.>"]))
+    with live.query() as query:
+        assert query.batch() == [1, 2, 3]
+    with Query(live.read_options(stream="OTHER", failOnDataLoss=strict), query.end) as other:
+        error = "the checkpoint is one of stream ORDERS, not of OTHER: give every query a checkpointLocation of its own"
+        with pytest.raises(SourceError, match=error):
+            other.plan()
+        other.next_end = other.start  # what Spark has in its log of a batch that was interrupted
+        with pytest.raises(SourceError, match=error):
+            other.run()
+
+
+def restored(live: Live, root: Path, last: int | None = None) -> None:
+    """Delete the stream, and restore it from its archive, up to the sequence `last`."""
+    live.do(lambda stream: stream.delete_stream(STREAM))
+    prepared = prepare(Wanted(url=f"file://{root}", stream=STREAM, name=STREAM, last=last))
+    restore(prepared, NatsConfig(servers=(live.server.url,)))
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_query_goes_on_in_its_restored_stream(live: Live, tmp_path: Path, strict: str) -> None:
+    options = {"maxOffsetsPerTrigger": "6", "failOnDataLoss": strict}
+    live.fill(10)
+    with live.query(**options) as query:
+        assert query.batch() == [1, 2, 3, 4, 5, 6]
+    with Query(live.read_options(**options), query.end) as killed:
+        assert killed.plan()
+    asyncio.run(capture_all(config(live.server.url, tmp_path)))
+    restored(live, tmp_path)
+    with Query(live.read_options(**options), query.end) as between:
+        assert between.batch() == [7, 8, 9, 10]
+    with Query(live.read_options(**options), query.end) as restarted:
+        restarted.next_end = killed.next_end  # what Spark has in its log
+        assert restarted.run() == [7, 8, 9, 10]
+        live.fill(8)
+        assert restarted.batch() == [11, 12, 13, 14, 15, 16]
+    restored(live, tmp_path)  # up to 10: what came since is not in the archive
+    live.fill(8)
+    with Query(live.read_options(**options), restarted.end) as ahead:
+        ahead.next_end = restarted.end
+        if strict == "true":
+            for again in (ahead.run, ahead.batch):
+                with pytest.raises(SourceError, match="up to 10, but the checkpoint reaches 16; failOnDataLoss"):
+                    again()
+        else:
+            assert ahead.run() == []
+            assert [ahead.batch() for _ in range(4)] == [[*range(1, 7)], [*range(7, 13)], [*range(13, 19)], None]
+
+
+def test_a_stream_restored_from_an_earlier_incarnation_is_another(live: Live, tmp_path: Path) -> None:
+    live.fill(10)
+    asyncio.run(capture_all(config(live.server.url, tmp_path)))
+    live.recreate()
+    live.fill(10)
+    with live.query(maxOffsetsPerTrigger="6") as query:
+        assert query.batch() == [1, 2, 3, 4, 5, 6]
+        restored(live, tmp_path)
+        with pytest.raises(SourceError, match="does not continue the stream that the checkpoint has up to 6; unread"):
+            query.batch()
 
 
 def test_a_position_behind_the_end_ends_the_query_or_means_the_end(live: Live) -> None:
