@@ -1,5 +1,18 @@
-"""`python -m jetcapture_py` is the `jetcapture` command."""
+"""`python -m jetcapture_py` and the script `jetcapture`."""
 
-from jetcapture_py.cli import main
+import sys
 
-main()
+from jetcapture_py import startup
+
+
+def main() -> None:
+    """Run the command line."""
+    if sys.argv[1:2] == ["run"]:
+        startup.hold_hangups()  # before the imports, which take a second on a busy machine
+    from jetcapture_py import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -90,7 +90,7 @@ def run(
     """Capture until SIGTERM or SIGINT, then drain; a second signal exits immediately. SIGHUP reloads the files."""
     from jetcapture_py import startup
 
-    server = None
+    server, had_terminal = None, startup.hold_hangups()
     try:
         with startup.without_collection():
             from jetcapture_py.monitoring import http_server
@@ -111,7 +111,14 @@ def run(
                 from jetcapture_py import daemon
         wanted = log_settings(settings)
         log.setup(wanted.format, wanted.level)
-        code = daemon.run(files, selected, until_caught_up=until_caught_up, keep_going=keep_going, server=server)
+        code = daemon.run(
+            files,
+            selected,
+            until_caught_up=until_caught_up,
+            keep_going=keep_going,
+            server=server,
+            had_terminal=had_terminal,
+        )
         raise typer.Exit(code)
     finally:
         if server is not None:

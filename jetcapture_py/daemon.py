@@ -19,6 +19,7 @@ from jetcapture_py.config.several import ConfigFiles, Selected
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
 from jetcapture_py.monitoring.http_server import HttpServer, serving
+from jetcapture_py.startup import has_terminal, release_hangups
 from jetcapture_py.supervisor import FAILED, Supervisor, log_failure
 
 log = logging.getLogger("jetcapture")
@@ -34,17 +35,19 @@ def run(
     until_caught_up: bool = False,
     keep_going: bool = False,
     server: HttpServer | None = None,
+    had_terminal: bool = False,
 ) -> int:
     """Capture until SIGTERM or SIGINT, until the terminal closes, or until caught up; return the exit code.
 
-    SIGHUP reads the files again. `server` already answers probes. A second SIGTERM or SIGINT exits immediately. Raises
+    SIGHUP reads the files again; one that was held is delivered. `server` already answers probes, and `had_terminal`
+    says whether the process began with a terminal. A second SIGTERM or SIGINT exits immediately. Raises
     ConfigError for problems found only at startup: an object that cannot be imported, a missing extra.
     """
     supervisor = Supervisor(files, selected, until_caught_up=until_caught_up, keep_going=keep_going)
     if not supervisor.process.user_code:  # user code may need it
         memory.without_pandas()
     try:
-        asyncio.run(_run(supervisor, server))
+        asyncio.run(_run(supervisor, server, had_terminal=had_terminal))
     except ConfigError:
         raise
     except Exception as error:
@@ -55,16 +58,16 @@ def run(
     return supervisor.code
 
 
-async def _run(supervisor: Supervisor, server: HttpServer | None) -> None:
+async def _run(supervisor: Supervisor, server: HttpServer | None, *, had_terminal: bool) -> None:
     supervisor.prepare()
-    _handle_signals(supervisor)
+    _handle_signals(supervisor, had_terminal=had_terminal)
     supervisor.announce()
     with _http(supervisor, server):
         await supervisor.run()
 
 
-def _handle_signals(supervisor: Supervisor) -> None:
-    loop, had_terminal = asyncio.get_running_loop(), _has_terminal()
+def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
+    loop = asyncio.get_running_loop()
 
     def drain(number: signal.Signals) -> None:
         event(log, logging.INFO, "capture.draining", signal=number.name, unacked=supervisor.unacked)
@@ -79,7 +82,7 @@ def _handle_signals(supervisor: Supervisor) -> None:
         drain(number)
 
     def drain_without_terminal() -> None:
-        if had_terminal and not supervisor.stopping and not _has_terminal():
+        if had_terminal and not supervisor.stopping and not has_terminal():
             drain(signal.SIGHUP)
 
     def hang_up() -> None:
@@ -92,15 +95,7 @@ def _handle_signals(supervisor: Supervisor) -> None:
         loop.add_signal_handler(number, end, number)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the process outlives its terminal
         loop.add_signal_handler(signal.SIGHUP, hang_up)
-
-
-def _has_terminal() -> bool:
-    """Whether the process has a controlling terminal: the system takes it away when it closes, and sends SIGHUP."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+    release_hangups()
 
 
 @contextlib.contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.acceptance.test_run import awaited, on_a_terminal, three
 from tests.acceptance.test_several import MESSAGES, STREAMS, all_held, counts, files, filled, held, sequences
 from tests.integration.monitoring.test_http import get
 from tests.support.nats_server import NatsServer
+from tests.support.ports import free_port
 from tests.support.running import Command, objects, publish, rows, settings
 from tests.support.several import fill, of_stream, process, write
 
@@ -190,6 +193,38 @@ def test_a_terminal_that_stays_open_does_not_keep_a_process_from_reading_its_fil
         process.kill()
         process.wait()
     assert len(rows(tmp_path / "archive")) == 1010
+
+
+def test_sighup_during_the_start_is_held_until_the_process_can_read_its_file_again(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    """Before, the process has imported nothing: probes are answered first. With its terminal gone, it ends instead."""
+    server, port = nats_server(), free_port()
+    asyncio.run(publish(server.url, three()))
+    configuration = settings(server.url, tmp_path / "archive", http={"listen": f"127.0.0.1:{port}"})
+    with Command(tmp_path, configuration) as running:
+        running.start()
+        awaited(lambda: accepts(port), "probes are answered")
+        running.process.send_signal(signal.SIGHUP)
+        awaited(lambda: list(running.events("config.reloaded")) or running.process.poll() is not None, "it is read")
+        assert not list(running.events("capture.draining")), running.log
+        running.drain()
+        process, terminal = on_a_terminal(running.path, log=tmp_path / "replica.log")
+        try:
+            awaited(lambda: accepts(port), "probes are answered")
+            os.close(terminal)
+            assert process.wait(300) == 0, running.log
+        finally:
+            process.kill()
+            process.wait()
+    assert [each["signal"] for each in running.events("capture.draining")] == ["SIGTERM", "SIGHUP"]
+
+
+def accepts(port: int) -> bool:
+    """Whether something listens on the port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
 def test_a_name_that_is_taken_or_a_directory_that_is_gone_harms_nothing_that_runs(
