@@ -33,6 +33,8 @@ QUARANTINE = "_quarantine"
 MARKER = ".jetcapture=archive"
 """In the root of a local archive. No key's directory can have this name, in which "=" is escaped: with `{key}` in the
 URL the keys' roots lie beside it."""
+PROBE = "_probe"
+"""Directory of small objects that a start writes and removes."""
 LONGEST_INTERVAL = timedelta(days=1)
 """Names give only the start of a bucket: an object's messages may be this much later."""
 MAX_KEY_BYTES = 240

@@ -29,8 +29,8 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
 
 
 def _warn_of_new_archive(state: CaptureState) -> None:
-    """Warn when the archive's directory was empty although the consumer has acknowledged messages."""
+    """Warn when the archive's directory is empty although the consumer has acknowledged messages."""
     store, consumer = state.store, state.source.state
     if isinstance(store, LocalStore) and store.new and consumer.acknowledged:
-        reason = "it was empty, but the consumer has acknowledged messages; is the volume mounted?"
+        reason = "it is empty, but the consumer has acknowledged messages; is the volume mounted?"
         event(log, logging.WARNING, "archive.new", root=store.root, ack_floor=consumer.ack_floor, reason=reason)

@@ -1,6 +1,6 @@
 """The `check` command: whether a configuration will work, before anything is captured.
 
-Nothing is stored but a probe object, which is removed, and nothing is acknowledged.
+Nothing is stored but a probe, which is removed, and nothing is acknowledged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jetcapture_py.manage.findings import Findings
 from jetcapture_py.manage.forecast import Forecast, forecast, put_price
 from jetcapture_py.manage.plan import found
 from jetcapture_py.manage.traffic import Sample, rates, sample
-from jetcapture_py.store import configured_store
+from jetcapture_py.store import LocalStore, configured_store
 from jetcapture_py.text import plural
 
 WORKS, FAILS = 0, 1
@@ -63,12 +63,13 @@ async def check(config: Config, *, outage: float | None = None, price: float | N
     findings = Findings()
     for text in config.warnings():
         findings.warning("settings", text)
+    consumer = None
     try:
         async with ReadSession(config.nats, f"jetcapture check {config.source.stream}", timeout=TIMEOUT) as session:
-            await _server(session, config, findings, outage, put_price(config.store.url, price))
+            consumer = await _server(session, config, findings, outage, put_price(config.store.url, price))
     except SourceError as error:
         findings.problem("connection", str(error))
-    await asyncio.to_thread(_store, config, findings)
+    await asyncio.to_thread(_store, config, findings, consumer)
     return findings
 
 
@@ -79,20 +80,33 @@ def _make_parts(config: Config) -> None:
     configured_call(config.on_stored)
 
 
-def _store(config: Config, findings: Findings) -> None:
+def _store(config: Config, findings: Findings, consumer: Mapping[str, Any] | None) -> None:
+    """Try the store out. A local archive must not be created by it: a start would no longer see that it is new."""
+    store, empty = configured_store(config.store), False
     try:
-        configured_store(config.store).probe()
+        if isinstance(store, LocalStore):
+            empty = store.try_out()
+        else:
+            store.probe()
     except StoreError as error:
         findings.problem("store", f"objects cannot be stored: {error}")
-    else:
-        findings.ok("store", "a probe object was written and removed")
+        return
+    findings.ok("store", "a probe was written and removed")
+    if empty and consumer is not None and consumer_state(dict(consumer)).acknowledged:
+        reason = "is empty or missing, but the consumer has acknowledged messages; is the volume mounted?"
+        findings.warning("store", f"{config.store.url} {reason}")
+    elif empty:
+        findings.ok("store", f"{config.store.url} is empty or missing: a new archive")
 
 
-async def _server(session: ReadSession, config: Config, findings: Findings, outage: float | None, price: float) -> None:
+async def _server(
+    session: ReadSession, config: Config, findings: Findings, outage: float | None, price: float
+) -> Mapping[str, Any] | None:
+    """Check everything that needs the server; return the consumer, None if it does not exist or is unknown."""
     source = config.source
     account = await check_server.check_account(session, findings)
     if account is None:
-        return
+        return None
     check_server.check_size(findings, config, account)
     stream, allowed = await _stream(session, source.stream, findings)
     consumer = await _consumer(session, source, findings) if stream is not None or not allowed else None
@@ -105,7 +119,7 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
     await check_server.check_permissions(session, config, findings, new_consumer=consumer is None)
     check_server.check_wait(findings, consumer, source)
     if stream is None:
-        return
+        return consumer
     check_server.check_bucket(findings, source, stream)
     if consumer is not None:
         check_server.check_consumer(findings, consumer)
@@ -119,6 +133,7 @@ async def _server(session: ReadSession, config: Config, findings: Findings, outa
         findings.problem("permission", str(error))
     except SourceError as error:
         findings.skipped("traffic", f"the stream cannot be read: {error}")
+    return consumer
 
 
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:

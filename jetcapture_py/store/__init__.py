@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from jetcapture_py import plugins
 from jetcapture_py.archive import watermark
-from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.layout import PROBE, ObjectName
 from jetcapture_py.errors import ConfigError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
-from jetcapture_py.store.remote import PROBE, NoteChange, open_remote, root_of
+from jetcapture_py.store.remote import NoteChange, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
 from jetcapture_py.text import one_line
 
@@ -177,8 +177,13 @@ class LocalStore:
 
     @property
     def new(self) -> bool:
-        """Whether this process has created the archive in an empty directory."""
+        """Whether the archive was empty when this process first used it."""
         return self._archive.new
+
+    def try_out(self) -> bool:
+        """Store and remove a small file and leave nothing behind; return whether the archive is empty or missing."""
+        with _explained(self._archive.path):
+            return self._archive.try_out()
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
         """Store `data` durably under its name."""

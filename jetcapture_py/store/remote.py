@@ -16,13 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from jetcapture_py.archive.layout import ObjectName, escape_key
+from jetcapture_py.archive.layout import PROBE, ObjectName, escape_key
 from jetcapture_py.errors import ConfigError, PermanentStoreError, StoreError
 from jetcapture_py.text import one_line
 
 NoteChange = Callable[[bytes | None], bytes | None]
 """Maps a note's content (None without one) to its new content; None leaves it unchanged."""
-PROBE = "_probe"
 EXTRAS = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "az": "azure"}
 SECRETS = ("key", "secret", "token", "account_key", "sas_token", "connection_string", "client_secret")
 """Options that may be given as a file, `NAME_file`, which is read again when the store rejects its content."""

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jetcapture_py.archive.layout import MARKER
+from jetcapture_py.archive.layout import MARKER, PROBE
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
 
@@ -29,14 +29,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_NOT_OURS = {"lost+found", "_probe"}
+_NOT_OURS = {"lost+found", PROBE}
 """Names in a directory that still counts as empty, besides hidden files."""
 
 
 class ArchiveRoot:
     """The directory at `path`. With `unmarked`, a directory without write permission is identified by its inode.
 
-    `new`: this process has created the archive in an empty directory. Thread-safe.
+    `new`: there was nothing in it at the first use. Thread-safe.
     """
 
     def __init__(self, path: str, *, unmarked: bool = False) -> None:
@@ -86,6 +86,33 @@ class ArchiveRoot:
         finally:
             os.close(file)  # also unlocks
 
+    def try_out(self) -> bool:
+        """Write and remove a file where the archive is, or where it would be created, and leave nothing behind.
+
+        Return whether the directory is empty or missing. Raises OSError, and StoreError if its marker is damaged.
+        """
+        path, missing = self.path, False
+        while True:
+            try:
+                handle = os.open(path, _DIRECTORY)
+                break
+            except FileNotFoundError:
+                path, missing = _parent(path), True
+        try:
+            hidden = f".{PROBE}.{uuid.uuid4().hex}.tmp"
+            marker = None if missing else _read_marker(handle, self.path)
+            try:
+                write_durably(hidden, b"jetcapture", handle)
+                os.unlink(hidden, dir_fd=handle)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(hidden, dir_fd=handle)
+                if missing or marker or not self._unmarked or error.errno not in _REFUSED:
+                    raise
+            return missing or _is_empty(handle)
+        finally:
+            os.close(handle)
+
     def _check(self, handle: int) -> None:
         if not self._id:
             if _identity(os.fstat(handle)) != self._seen:
@@ -111,11 +138,10 @@ class ArchiveRoot:
         handle = os.open(self.path, _DIRECTORY)
         try:
             marker = _read_marker(handle, self.path)
+            self.new = _is_empty(handle)
             if marker is None:
-                names = os.listdir(handle)  # noqa: PTH208  a descriptor, not a path
-                empty = all(name.startswith(".") or name in _NOT_OURS for name in names)
                 try:
-                    self.new = _write_marker(handle) and empty
+                    _write_marker(handle)
                     marker = _read_marker(handle, self.path)  # another replica may have written it
                 except OSError as error:
                     if not self._unmarked or error.errno not in _REFUSED:
@@ -132,28 +158,34 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _write_marker(handle: int) -> bool:
-    """Write a marker, atomically if the file system supports hard links; return False if one exists."""
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or ("/" if path.startswith("/") else ".")
+
+
+def _is_empty(handle: int) -> bool:
+    """Whether a directory has nothing but hidden files and what is not ours."""
+    names = os.listdir(handle)
+    return all(name.startswith(".") or name in _NOT_OURS for name in names)
+
+
+def _write_marker(handle: int) -> None:
+    """Write a marker unless one exists, atomically if the file system supports hard links."""
     data = json.dumps({"format": 1, "id": uuid.uuid4().hex}).encode() + b"\n"
     hidden = f"{MARKER}.{uuid.uuid4().hex}.tmp"
-    written = True
     try:
         write_durably(hidden, data, handle)
         os.link(hidden, MARKER, src_dir_fd=handle, dst_dir_fd=handle)
     except FileExistsError:
-        written = False
+        pass
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        try:
+        with contextlib.suppress(FileExistsError):
             write_durably(MARKER, data, handle)
-        except FileExistsError:
-            written = False
     finally:
         with contextlib.suppress(OSError):
             os.unlink(hidden, dir_fd=handle)
     sync_directory(".", handle)
-    return written
 
 
 def _lock(file: int) -> None:

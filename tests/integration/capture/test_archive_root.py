@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.manage.check import check
+from jetcapture_py.store import LocalStore
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.outages import readiness
@@ -126,6 +128,15 @@ def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
             await capture_all(config(server.url, tmp_path / "a"))
             assert "archive.new" not in caplog.text
             (tmp_path / "a").rename(tmp_path / "elsewhere")
+            for mount_point in (False, True):
+                if mount_point:
+                    (tmp_path / "a").mkdir()
+                findings = await check(config(server.url, tmp_path / "a"))
+                (warning,) = [each for each in findings.found if (each.about, each.level) == ("store", "warning")]
+                assert "is empty or missing, but the consumer has acknowledged messages" in warning.text
+                assert list(tmp_path.glob("a/*")) == []
+                assert (tmp_path / "a").exists() == mount_point
+            LocalStore(str(tmp_path / "a")).probe()  # a start that ended before it stored anything
             await capture_all(config(server.url, tmp_path / "a"))
         (record,) = [record for record in caplog.records if record.getMessage() == "archive.new"]
         fields = record.jetcapture_fields  # type: ignore[attr-defined]

@@ -58,7 +58,8 @@ def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
     for part in ("JetStream", "clock", "consumer", "permission", "decode", "blocks", "cost", "retention", "store"):
         assert f"ok       {part}" in text
     assert asyncio.run(ask(server.url, f"STREAM.INFO.{STREAM}"))["state"]["consumer_count"] == 0
-    assert objects(tmp_path / "archive") == []
+    assert f"ok       store        {tmp_path}/archive is empty or missing: a new archive\n" in text
+    assert not (tmp_path / "archive").exists()
 
 
 def test_no_jetstream_is_found(nats_server: Start, tmp_path: Path) -> None:
