@@ -118,6 +118,7 @@ async def _mark(state: CaptureState) -> None:
 async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
     """Stop once nothing is left to deliver and nothing is unacknowledged, here or at another replica."""
     loop, reached = asyncio.get_running_loop(), 0.0
+    state.source.pulls.catching_up = True
     while not stop.is_set():
         await asyncio.sleep(CATCH_UP_POLL)
         if state.preparing or state.source.idle_for() < CATCH_UP_POLL:

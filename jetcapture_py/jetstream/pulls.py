@@ -34,6 +34,8 @@ SILENCE = 12.5
 """Seconds of silence after which a pull is abandoned."""
 EXPIRES = 2.0
 """Expiry of a pull in seconds, and thus how long a drain may have to wait for it."""
+BRIEF = 0.2
+"""The same for a pull that asks for more than is left, in a run that ends when nothing is left."""
 GRACE = 10.0
 """Seconds that the server may take to report that a pull has expired."""
 PAUSE = 0.5
@@ -107,7 +109,9 @@ class Pulls:
         self.starved = False  # whether memory alone keeps it from pulling
         self.held = False  # whether pulling waits for the recovery after a lost connection
         self.stopped = False
-        self.answered = self.last_data = 0.0
+        self.catching_up = False  # whether the run ends when nothing is left to deliver
+        self.answered = self.last_data = self._opened = 0.0
+        self._last_total = 0  # messages received here when nothing is left, as far as known
         self._config, self._inbox, self._used, self._wake, self._fail = config, inbox, used, wake, fail
         self._expires = min(EXPIRES, config.drain_timeout / DRAIN_SHARE)
         self._log_limit = LogLimit()
@@ -117,7 +121,8 @@ class Pulls:
         """Subscribe; nothing is pulled yet."""
         self._client, self._api, self._consumer = client, api, consumer
         self._clock = asyncio.get_running_loop().time
-        self.answered = self._clock()
+        self.answered = self._opened = self._clock()
+        self.looked_up()
         for _ in range(SLOTS):
             subject = client.new_inbox()
             self.slots.append(PullSlot(subject, await client.receive_into(self._inbox, f"{subject}.*"), self._inbox))
@@ -141,6 +146,10 @@ class Pulls:
     def stuck(self) -> str | None:
         """Why nothing is delivered although the server answers, in one line; None if nothing is wrong."""
         return self.limits.stuck(self._clock())
+
+    def looked_up(self) -> None:
+        """Note how much is left to deliver, after the consumer's state was looked up."""
+        self._last_total = self._inbox.total + self._consumer.state.pending
 
     def broken(self) -> None:
         """Drop all pulls after the connection was lost; pulling pauses until `held` is False again."""
@@ -173,7 +182,8 @@ class Pulls:
             return
         state, source = self._consumer.state, self._config.source
         batch = ask.batch or min(source.batch, state.max_batch or source.batch)
-        expires = min(self._expires, state.max_expires) if state.max_expires else self._expires
+        expires = self._expiry(batch, now)
+        expires = min(expires, state.max_expires) if state.max_expires else expires
         await self._api.pull(
             source.stream,
             source.consumer,
@@ -183,6 +193,13 @@ class Pulls:
             expires=expires,
             heartbeat=min(HEARTBEAT, expires / 2),
         )
+
+    def _expiry(self, batch: int, now: float) -> float:
+        """Return how long to keep a pull open: longer, the longer nothing arrives, if it asks for more than is left."""
+        left = self._last_total - self._inbox.total - sum(slot.left for slot in self.slots)
+        if not self.catching_up or batch <= left:
+            return self._expires
+        return min(self._expires, max(BRIEF, now - max(self.last_data, self._opened)))
 
     def _credit(self, now: float) -> Ask | None:
         """Return the size of the next pull, or None without credit."""

@@ -326,6 +326,7 @@ class PullSource:
         if not await self._consumer.refresh() or self.failure is not None:
             return False
         self._known = asked
+        self.pulls.looked_up()
         held = self._unacked()
         self.other_unacked = max(0, self.state.unacked - held)
         pulls = max(pulls, self.pulls.active)

@@ -31,7 +31,7 @@ STREAM = "ORDERS"
 CONSUMER = "archive"
 Message = tuple[str, bytes, Headers | None]
 
-pulls.EXPIRES = 0.5  # every drain waits for the open pulls to end, and most tests have an idle stream then
+pulls.EXPIRES = 0.1  # every drain waits for the open pulls to end, and most tests have an idle stream then
 
 
 def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:

@@ -13,15 +13,22 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.jetstream.pulls import BRIEF
 from jetcapture_py.monitoring.health import health
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, config, connection, publish, rows, running, until
+from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, publish, rows, running, until
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # nats-py's, of connections that break
 
 Start = Callable[..., NatsServer]
 KEPT = {"block": {"max_age": "0.2s"}, "source": {"ack_wait": "10m"}}
 """What is delivered and lost does not come back within a test."""
+
+
+@pytest.fixture(autouse=True)
+def longer_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few of the pulls that are counted are made because others have expired."""
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 0.5)
 
 
 def noise(size: int, seed: int = 1) -> bytes:
@@ -128,5 +135,34 @@ def test_no_size_of_messages_has_the_server_drop_the_connection(
             await until(lambda: capture.stats.acked == count, "all are captured", 120)
             assert (capture.source.reconnects, capture.stats.redelivered) == (0, 0)
         assert "Slow Consumer" not in server.log
+
+    asyncio.run(scenario())
+
+
+def test_pulls_of_a_run_that_catches_up_are_brief_where_little_is_left_and_longer_the_longer_it_has_to_wait(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drain need not wait long for them, and they are not many while another replica keeps it waiting."""
+    monkeypatch.setattr("jetcapture_py.jetstream.pulls.EXPIRES", 1.0)
+    expiries: list[float] = []
+
+    async def note(pull: Any) -> None:
+        expiries.append(json.loads(pull.data)["expires"] / 1e9)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [("orders.a", b"%d" % n, None) for n in range(110)])
+        await create_consumer(server.url)
+        async with connection(server.url) as client:
+            other = await client.jetstream().pull_subscribe_bind(CONSUMER, STREAM)
+            (held,) = await other.fetch(1)
+            await client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", cb=note)
+            await client.flush()
+            run = asyncio.create_task(capture_all(config(server.url, tmp_path / "archive", source={"batch": 10})))
+            await until(lambda: BRIEF in expiries, "a pull asks for more than is left")
+            await until(lambda: expiries[-1] == 1.0, "nothing has come for long")
+            await held.ack()
+            assert (await run).stats.acked == 109
+        assert expiries[0] == 1.0, "a pull that will be filled"
 
     asyncio.run(scenario())
