@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any
 
-from jetcapture_py.archive import layout
 from jetcapture_py.capture.recent import MOST_OBJECTS, RecentObject
 from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.log import event
@@ -22,20 +22,11 @@ def count_prepared(state: CaptureState, prepared: Prepared) -> None:
     stats.redelivered += prepared.redelivered
     stats.strays += prepared.strays
     stats.quarantined += prepared.quarantine.num_rows
-    if prepared.strays:
-        event(log, logging.WARNING, "receive.strays", frames=prepared.strays)
+    if frames := state.stray_limit.due(time.monotonic(), prepared.strays):
+        event(log, logging.WARNING, "receive.strays", frames=frames)
     if prepared.quarantine.num_rows:
-        state.recent.quarantined(prepared.quarantine, datetime.now(UTC))
-        first = prepared.quarantine.slice(0, 1).to_pylist()[0]
-        event(
-            log,
-            logging.WARNING,
-            "messages.quarantined",
-            messages=prepared.quarantine.num_rows,
-            first_seq=first[layout.SEQ],
-            first_stage=first["stage"],
-            first_error=first["error"],
-        )
+        reasons = state.recent.quarantined(prepared.quarantine, datetime.now(UTC))
+        state.quarantine_log.add(prepared.quarantine, reasons)
 
 
 def count_stored(state: CaptureState, stored: list[StoredBlock], *, confirmed: bool) -> None:

@@ -18,7 +18,7 @@ from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import budget
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.progress import Observer
-from jetcapture_py.capture.recent import Recent
+from jetcapture_py.capture.recent import QuarantineLog, Recent
 from jetcapture_py.capture.spool import Spool
 from jetcapture_py.capture.spooling import Spooling
 from jetcapture_py.capture.stats import Stats
@@ -27,6 +27,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
 from jetcapture_py.jetstream.source import PullSource
 from jetcapture_py.jetstream.wire.inbox import Received
+from jetcapture_py.log_limit import LogLimit
 from jetcapture_py.store import Store
 
 T = TypeVar("T")
@@ -56,7 +57,8 @@ class CaptureState:
         self.config = config
         self.store = store
         self.stats = Stats()
-        self.recent = Recent()
+        self.recent, self.quarantine_log = Recent(), QuarantineLog()
+        self.stray_limit = LogLimit()
         spool = config.limits.spool
         in_memory = whole_blocks or not spool
         largest = min(block.max_bytes, memory // shares.BLOCK_SHARE) if in_memory else block.max_bytes
@@ -179,6 +181,7 @@ class CaptureState:
 
     async def close(self) -> None:
         """Hand back unacknowledged messages, and end the connection and the threads, also after a failure."""
+        self.quarantine_log.end()
         self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here
         await self.source.give_back(self.held_replies())

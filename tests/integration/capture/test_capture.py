@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.wire.client import Connection
 from jetcapture_py.jetstream.wire.inbox import Inbox
 from jetcapture_py.jetstream.wire.parser import FrameParser
+from jetcapture_py.log import FIELDS
 from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from tests.support.nats_server import NatsServer
@@ -656,6 +658,28 @@ def test_a_decoder_and_a_key_of_the_users_own_take_part_and_one_bad_message_fail
             (4, "decode", b"refuse"),
         ]
         assert "a bug in the user's decoder" in bad[0]["error"]
+
+    asyncio.run(scenario())
+
+
+def test_messages_that_cannot_be_decoded_one_after_another_do_not_flood_the_log(
+    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "jetcapture")
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, [])
+        async with (
+            running(config(server.url, tmp_path / "archive", decode={"format": "json"})) as state,
+            connection(server.url) as client,
+        ):
+            for number in range(10):
+                await client.jetstream().publish("orders.x", b"{" if number % 5 else b"[]")
+                await until(lambda n=number: state.stats.quarantined == n + 1, "it is in the quarantine")
+        lines = [getattr(each, FIELDS) for each in caplog.records if each.message.startswith("messages.quarantined")]
+        assert [line["messages"] for line in lines] == [1, 9], "the first one, and at the end the others"
+        assert sorted(lines[1]["reasons"].values()) == [1, 8]
 
     asyncio.run(scenario())
 

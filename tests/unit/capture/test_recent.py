@@ -1,0 +1,67 @@
+"""Quarantined messages are logged when it begins and once a minute, whatever the batches they come in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jetcapture_py.archive import layout
+from jetcapture_py.capture import recent
+from jetcapture_py.capture.recent import MAX_LOGGED_REASONS, QuarantineLog
+from jetcapture_py.log import FIELDS
+from tests.support.running import until
+
+
+def rows(first_seq: int, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            layout.SEQ: pa.array(range(first_seq, first_seq + count), pa.int64()),
+            layout.STAGE: ["decode"] * count,
+            layout.ERROR: [f"error {first_seq}"] * count,
+        }
+    )
+
+
+def test_one_line_when_it_begins_then_a_summary_while_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recent, "SUMMARY_EVERY", 0.2)
+    caplog.set_level(logging.WARNING, "jetcapture")
+    quarantine = QuarantineLog()
+
+    def lines() -> list[dict[str, Any]]:
+        assert {record.message.split()[0] for record in caplog.records} <= {"messages.quarantined"}
+        return [getattr(record, FIELDS) for record in caplog.records]
+
+    async def scenario() -> None:
+        quarantine.add(rows(1, 3), {"decode: error 1": 3})
+        assert lines() == [
+            {
+                "messages": 3,
+                "first_seq": 1,
+                "first_stage": "decode",
+                "first_error": "error 1",
+                "reasons": {"decode: error 1": 3},
+            }
+        ]
+        for seq in range(10, 1010):
+            quarantine.add(rows(seq, 2), {f"decode: error {seq % 10 if seq % 3 else seq}": 1})
+        assert len(lines()) == 1
+        await until(lambda: len(lines()) == 2, "the summary is logged")
+        summary = lines()[1]
+        assert (summary["messages"], summary["first_seq"], summary["first_error"]) == (2000, 10, "error 10")
+        assert len(summary["reasons"]) == MAX_LOGGED_REASONS + 1
+        assert sum(summary["reasons"].values()) == 2000
+        await until(lambda: quarantine._timer is None, "it is over")
+        quarantine.add(rows(2000, 1), {"decode: error 2000": 1})
+        assert len(lines()) == 3, "it begins again"
+        quarantine.add(rows(2001, 1), {"decode: error 2001": 1})
+        quarantine.end()
+        quarantine.end()
+        assert [line["messages"] for line in lines()] == [3, 2000, 1, 1]
+
+    asyncio.run(scenario())
