@@ -39,7 +39,7 @@ from spark_jobs.job import guarded, session
 from spark_jobs.reading.place import Place
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
-from spark_jobs.restoring.config import kept_config, limits_of, target_config
+from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
 from spark_jobs.restoring.makers import Maker
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore
@@ -143,7 +143,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
         reading=reading,
         plan=plan,
         survey=found,
-        config=config,
+        config=beginning_at(config, found.first),
         hole=holes(found, wanted.stream),
         drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(wanted.consumers))),
     )

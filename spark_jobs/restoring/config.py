@@ -58,6 +58,17 @@ def target_config(
     return config
 
 
+def beginning_at(config: Mapping[str, Any], first: int) -> Mapping[str, Any]:
+    """Return the configuration of a stream whose first message has sequence `first`.
+
+    The server starts a stream at `first_seq`, and could not take earlier messages: those of an incarnation that the
+    stream continues.
+    """
+    if int(config.get("first_seq") or 0) <= first:
+        return config
+    return {setting: value for setting, value in config.items() if setting != "first_seq"}
+
+
 def limits_of(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the limits that are set."""
     return {name: int(config[name]) for name in LIMITS if int(config.get(name) or 0) > 0}

@@ -176,6 +176,35 @@ def test_a_stream_that_was_restored_and_captured_again_comes_back_as_a_whole(
     assert asyncio.run(compare(two.url, three.url, STREAM)) == 8
 
 
+def test_a_stream_that_was_created_again_at_its_next_sequence_comes_back_as_a_whole(
+    nats_server: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one, two = nats_server(), nats_server()
+    asyncio.run(publish(one.url, [("orders.one", b"%d" % number, None) for number in range(5)]))
+    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    before = asyncio.run(_config(one.url, STREAM))
+    asyncio.run(_delete(one.url, STREAM))
+    asyncio.run(_create(one.url, {**before, "first_seq": 6}))
+    assert [asyncio.run(next_sequence(one.url, STREAM, "orders.two")) for _ in range(3)] == [6, 7, 8]
+    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    archive = f"file://{tmp_path / 'a'}"
+    capfd.readouterr()
+    assert main([archive, STREAM, "--dry-run"]) == 0
+    assert "8 messages, sequences 1 to 8, " in capfd.readouterr().out
+    assert main([archive, STREAM, "--servers", two.url]) == 0
+    assert asyncio.run(compare(one.url, two.url, STREAM, first=6)) == 3
+    assert asyncio.run(state_of(two.url, STREAM))["messages"] == 8
+    assert (
+        main([archive, STREAM, "--servers", two.url, "--as", "LATE", "--subject-prefix", "p", "--from-seq", "6"]) == 0
+    )
+    assert asyncio.run(_config(two.url, "LATE"))["first_seq"] == 6
+
+
+async def _create(url: str, config: dict[str, Any]) -> None:
+    async with opened(url) as client:
+        await api(client, f"STREAM.CREATE.{config['name']}", config)
+
+
 def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     nats_server: Start, origin: Origin, capfd: pytest.CaptureFixture[str]
 ) -> None:
