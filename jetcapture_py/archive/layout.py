@@ -73,6 +73,8 @@ CHECKSUM_DIGITS = 16
 
 _UNSAFE = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{}\[\]^<>|]""")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_ESCAPED_BYTE = re.compile(rb"\\x([0-9a-f]{2})")
+_LITERAL_BYTE = re.compile(rb"\\(?=x[0-9a-f]{2})")
 _BUNDLE = re.compile(r"bundle=(\d{1,9})")
 _NAME = re.compile(r"(\d{8}T\d{6})([ZE])-(\d{20})-(\d{20})-(\d+)-([0-9a-f]{16})(\.[a-z0-9.]+)")
 _OWN_SUFFIX = re.compile(r"\.(?!(?:parquet|ndjson|csv|tmp)\b)[a-z0-9]{1,16}(?:\.[a-z0-9]{1,16})?")
@@ -109,6 +111,17 @@ def unescape_key(value: str) -> str | None:
     if value == DEFAULT_PARTITION:
         return None
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)), value)
+
+
+def escape_subject(subject: bytes) -> str:
+    """Return a subject that is not UTF-8 as text: a byte that is not UTF-8 is `\\xNN`, and `\\x5c` is the backslash of
+    what would look like one."""
+    return _LITERAL_BYTE.sub(rb"\\x5c", subject).decode("utf-8", "backslashreplace")
+
+
+def unescape_subject(text: bytes) -> bytes:
+    """Reverse `escape_subject`, for its text in UTF-8."""
+    return _ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), text)
 
 
 def digest(seqs: bytes, timestamps: bytes) -> str:

@@ -5,7 +5,6 @@ Runs wherever the archive can be read. A range is read as a whole: the planner k
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +36,6 @@ _SMALL = 4 << 20
 """Maximum bytes of an object that is fetched in one request."""
 _ROWS, _BYTES = 1 << 16, 64 << 20
 """Messages and bytes to encode at once."""
-_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,13 +294,13 @@ def _array(table: pa.Table, name: str) -> pa.Array:
 
 
 def _unescaped(subjects: pa.BinaryArray, stages: pa.StringArray) -> pa.BinaryArray:
-    """Return the bytes of subjects that are not UTF-8, which are stored with `\\xNN` for those that are not."""
+    """Return the bytes of subjects that are not UTF-8."""
     odd = pc.fill_null(pc.equal(stages, "subject"), False)  # noqa: FBT003
     if not pc.any(odd).as_py():
         return subjects
     values = subjects.to_pylist()
     for index in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
-        values[index] = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), values[index])
+        values[index] = layout.unescape_subject(values[index])
     return pa.array(values, pa.binary())
 
 

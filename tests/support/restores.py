@@ -95,6 +95,7 @@ async def fill(url: str, count: int, config: dict[str, Any] | None = None) -> No
         raw = b"NATS/1.0\r\nno colon here\r\n\r\n"
         await client.write(b"HPUB orders.raw %d %d\r\n%b%b\r\n" % (len(raw), len(raw) + 3, raw, b"raw"))
         await client.write(b"PUB orders.\xff\xfe 5\r\nbytes\r\n")
+        await client.write(rb"PUB orders.\xff." + b"\xfe 5\r\nbytes\r\n")
         await client.flush()
         await api(client, f"STREAM.PURGE.{STREAM}", {"filter": "orders.purged.1.>"})
         await api(client, f"STREAM.PURGE.{STREAM}", {"seq": count // 100 + 3})

@@ -34,6 +34,13 @@ def normal(key: str | None) -> str | None:
     return key or None
 
 
+@given(st.one_of(st.binary(max_size=12), st.lists(st.sampled_from([*rb"\x5cf.", 0xC3, 0xFF]), max_size=12).map(bytes)))
+@example(rb"orders.\xff." + b"\xff")
+@example(rb"\x5cxff" + b"\xff")
+def test_a_subject_that_is_not_utf_8_comes_back(subject: bytes) -> None:
+    assert layout.unescape_subject(layout.escape_subject(subject).encode()) == subject
+
+
 @given(keys)
 @example("..")
 def test_a_key_comes_back_as_it_was_here_and_at_any_hive_reader(key: str | None) -> None:

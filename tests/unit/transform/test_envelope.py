@@ -188,14 +188,14 @@ def test_subjects_keep_their_unicode() -> None:
 
 def test_a_subject_that_is_not_utf8_fails_its_message_only() -> None:
     received = Received.of(
-        subjects=[b"good", b"bad.\xff\x80", "größe".encode()],
+        subjects=[rb"good.\xff", rb"bad.\xff.\y." + b"\xff\x80", "größe".encode()],
         replies=[ack(1), ack(2), ack(3)],
         headers=[b"", b"", b""],
         payloads=[b"1", b"2", b"3"],
     )
     result = assemble("S", "C", received)
     assert [(failure.index, failure.stage) for failure in result.failures] == [(1, "subject")]
-    assert column(result, layout.SUBJECT) == ["good", "bad.\\xff\\x80", "größe"]
+    assert column(result, layout.SUBJECT) == [r"good.\xff", r"bad.\x5cxff.\y.\xff\x80", "größe"]
     assert column(result, layout.PAYLOAD) == [b"1", b"2", b"3"]
 
 
