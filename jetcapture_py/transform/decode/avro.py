@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jetcapture_py.archive import layout
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import avro_container
 from jetcapture_py.transform.decode.avro_costs import Costs, check_size, survey
-from jetcapture_py.transform.decode.avro_count import ValueCounter
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.avro_schema import shape_of, strict_enums, without_logical
+from jetcapture_py.transform.decode.avro_schema import NESTED, counted, shape_of, strict_enums, without_logical
+from jetcapture_py.transform.decode.bounds import MAX_VALUES, RECORD, TOO_MANY, max_values, width
 from jetcapture_py.transform.decode.common import REFUSALS, DeclaredColumn, assemble, decode_each, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
-from jetcapture_py.transform.decode.weights import MAX_VALUES, TOO_MANY, check_values, most_values, width
 
 if TYPE_CHECKING:
     from jetcapture_py.transform.decode import FormatConfig
@@ -58,62 +57,75 @@ _KEPT_BYTES = 8 << 20
 """Maximum bytes of all schemas in the cache; parsed, they take about six times as much."""
 
 
+class _Budget(threading.local):
+    """The values that the calling thread may still read."""
+
+    left = 0
+
+
+_budget = _Budget()
+
+
+def _count(data: Any, *_: object) -> Any:
+    """Take a record, array or map, which the library has just read, from the budget: its records are dictionaries."""
+    _budget.left -= RECORD + len(data) * (3 if isinstance(data, dict) else 1)
+    if _budget.left < 0:
+        raise BatchTooWideError(TOO_MANY)
+    return data
+
+
+_COUNTED = "jetcapture-counted"
+"""Logical type of records, arrays and maps: the library calls `_count` when it has read one."""
+if fastavro is not None:
+    fastavro.read.LOGICAL_READERS.update((f"{type_}-{_COUNTED}", _count) for type_ in NESTED)
+
+
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """A writer's schema; `reader` is the schema to resolve it to, None if they are the same.
-
-    `extra` is what an item of an array or map takes in the reader's schema, `leaves` what a datum has
-    in either, or in columns.
-    """
+    """A writer's schema."""
 
     schema: Any
     reader: Any
+    """The schema to resolve it to; None if they are the same."""
     costs: Costs
-    named: Mapping[str, Any]
-    extra: int
     leaves: int
+    """Values of a datum in either schema, or in columns, without those in arrays and maps."""
 
     @property
     def most_rows(self) -> int:
         """Rows of one container that can be read in bounded time."""
         return min(MAX_ROWS, _EMPTY_IN_ALL // max(self.costs.empty, 1), _NAMES_IN_ALL // max(self.costs.named, 1))
 
-    def check(self, blocks: Sequence[tuple[int, bytes]], start: int = 0) -> int:
-        """Return how many values the datums in `blocks`, of a number of them and their bytes, have at most.
+    def within_budget(self, rows: int, size: int) -> Any:
+        """Return the schema to read `rows` datums of `size` bytes with: one that is counted if they may be too many."""
+        values = rows * self.leaves + int(size * self.costs.dense)
+        if values > _budget.left:
+            return counted(self.schema, _COUNTED)
+        _budget.left -= values
+        return self.schema
 
-        Raises ValueError if they are too many.
-        """
-        rows, size = sum(count for count, _ in blocks), sum(len(data) for _, data in blocks)
-        most = most_values(size)
-        if (values := rows * self.leaves + int(size * self.costs.dense)) <= most:
-            return values
-        if rows * self.costs.least > size:
-            raise ValueError("not a datum of its schema: it is truncated")
-        if rows * self.leaves > most:
-            raise ValueError(TOO_MANY)
-        counter = ValueCounter(self.schema, self.named, self.extra, most - rows * self.leaves)
-        for count, data in blocks:
-            counter.count(data, count, start)
-        return most - counter.left
-
-    def read(self, stream: io.BytesIO, size: int) -> Any:
-        """Read one datum of at most `size` bytes. Raises ValueError."""
+    def read(self, stream: io.BytesIO, size: int, schema: Any) -> Any:
+        """Read one datum of at most `size` bytes. Raises ValueError; BatchTooWideError beyond the budget."""
         deep = self.costs.recursive and size * self.costs.nested > _SAFE_LEVELS
         read = slow_reader.schemaless_reader if deep else fastavro.schemaless_reader
+        start, left = stream.tell(), _budget.left
         try:
-            if self.reader is None:
-                return read(stream, self.schema, None)
-            start = stream.tell()
-            read(stream, self.schema, None)  # the library skips fields without looking whether they are there
-            end = stream.tell()
-            stream.seek(start)
-            value = read(stream, self.schema, self.reader)
-            stream.seek(end)
-            return value
+            value: Any = read(stream, schema, None)
+            if self.reader is not None:  # then it skips fields without looking whether they are there
+                end = stream.tell()
+                stream.seek(start)
+                _budget.left = left
+                value = read(stream, schema, self.reader)
+                stream.seek(end)
+        except BatchTooWideError:
+            raise
         except (EOFError, IndexError):
             raise ValueError("not a datum of its schema: truncated, or an index out of range") from None
         except Exception as error:  # of many types, for damaged data
             raise ValueError(f"not a datum of its schema: {one_line(error)}") from None
+        if schema is not self.schema:
+            _budget.left += RECORD + 2 * len(value)  # a row takes only its columns
+        return value
 
 
 class AvroDecoder:
@@ -139,7 +151,6 @@ class AvroDecoder:
         self._columns = columns_of(shape, columns)
         self._width = sum(width(column.type) for column in self._columns)
         self._reader = _parsed(without_logical(schema), {})
-        self._densest = 1.0
         self._own = self._writer(schema)
         self._by_fingerprint = {_fingerprint(schema): self._own}
         self._by_id: dict[int, _Writer] = {}
@@ -151,26 +162,25 @@ class AvroDecoder:
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         if self._container:
             return self._containers(payloads, failures)
-        if len(payloads) > 1:
-            size = batch.column(layout.PAYLOAD).nbytes
-            check_values(len(payloads) * self._own.leaves + int(size * self._densest), size)
+        _budget.left = max_values(sum(map(len, payloads)))
         datums = decode_each(self._datum, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [datums[index] for index in messages] if failures else datums
         return assemble([column.values(rows) for column in self._columns], messages, failures)
 
     def _containers(self, payloads: list[bytes], failures: dict[int, Failure]) -> Decoded:
-        read = inflated = values = 0
+        read = inflated = 0
+        _budget.left = MAX_VALUES
 
         def rows_of(payload: bytes) -> list[Any]:
-            nonlocal read, inflated, values
-            found, size, most = self._rows(payload)
-            read, inflated, values = read + len(found), inflated + size, values + most
-            if len(payloads) > 1:
-                if read > MAX_ROWS or inflated > BYTES_AT_ONCE:
-                    raise BatchTooWideError
-                check_values(values, inflated)
-            return found
+            nonlocal read, inflated
+            writer, blocks = self._blocks(payload)
+            size = inflated + sum(len(data) for _, data in blocks)
+            _budget.left += max_values(size) - max_values(inflated)
+            read, inflated = read + sum(count for count, _ in blocks), size
+            if len(payloads) > 1 and (read > MAX_ROWS or inflated > BYTES_AT_ONCE):
+                raise BatchTooWideError
+            return _rows(writer, blocks)
 
         found = [each or () for each in decode_each(rows_of, payloads, failures)]
         owners = np.repeat(np.arange(len(payloads), dtype=np.int32), list(map(len, found)))
@@ -180,11 +190,9 @@ class AvroDecoder:
 
     def _datum(self, payload: bytes) -> Any:
         writer, start = self._framing(payload)
-        if len(payload) * writer.costs.dense > MAX_VALUES:
-            writer.check([(1, payload)], start)
         stream = io.BytesIO(payload)
         stream.seek(start)
-        value = writer.read(stream, len(payload))
+        value = writer.read(stream, len(payload), writer.within_budget(1, len(payload)))
         if stream.tell() != len(payload):
             raise ValueError(f"{len(payload) - stream.tell()} bytes follow the datum")
         return value
@@ -220,12 +228,10 @@ class AvroDecoder:
         named: dict[str, Any] = {}
         plain = _parsed(without_logical(schema), named)
         same = plain == self._reader
-        extra = 0 if same else self._own.costs.heaviest
-        costs = survey(plain, named, extra)
-        strict_enums([plain, *named.values()])
-        self._densest = max(self._densest, costs.dense)
+        costs = survey(plain, named, 0 if same else self._own.costs.heaviest)
         leaves = max(self._width, costs.leaves, 0 if same else self._own.costs.leaves)
-        return _Writer(plain, None if same else self._reader, costs, named, extra, leaves)
+        strict_enums([plain, *named.values()])
+        return _Writer(plain, None if same else self._reader, costs, leaves)
 
     def _foreign(self, schema: Any) -> _Writer:
         """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
@@ -235,29 +241,25 @@ class AvroDecoder:
             raise ValueError(f"the schema has values of more than {_MOST_EMPTY} parts without bytes")
         return writer
 
-    def _rows(self, payload: bytes) -> tuple[list[Any], int, int]:
-        """Return the rows of an object container file, their bytes, and how many values at most. Raises ValueError."""
+    def _blocks(self, payload: bytes) -> tuple[_Writer, list[tuple[int, bytes]]]:
+        """Return the schema of an object container file, and the number and data of each block's rows.
+
+        Raises ValueError.
+        """
         if not payload:
             raise ValueError("the payload is empty")
         header = avro_container.Header(payload)
         writer = self._of_container(header.schema)
         blocks: list[tuple[int, bytes]] = []
-        announced = size = 0
+        announced = 0
         for count, data in header.blocks(self._max_inflated):
-            announced, size = announced + count, size + len(data)
+            announced += count
             if announced > writer.most_rows:
                 raise ValueError(f"more than {writer.most_rows} rows")
             blocks.append((count, data))
         if (wrong := rows_error(announced)) is not None:
             raise ValueError(wrong)
-        values = writer.check(blocks)
-        rows: list[Any] = []
-        for count, data in blocks:
-            stream = io.BytesIO(data)
-            rows.extend(writer.read(stream, len(data)) for _ in range(count))
-            if stream.tell() != len(data):
-                raise ValueError("a block has more data than rows")
-        return rows, size, values
+        return writer, blocks
 
     def _of_container(self, schema: bytes) -> _Writer:
         """Return the writer's schema in the header of a container. Raises ValueError."""
@@ -295,6 +297,18 @@ def make(config: FormatConfig) -> AvroDecoder:
         )
     except RegistryError as error:
         raise ValueError(f"registry: {error}") from None
+
+
+def _rows(writer: _Writer, blocks: list[tuple[int, bytes]]) -> list[Any]:
+    """Read all rows in the blocks of a container. Raises ValueError; BatchTooWideError beyond the budget."""
+    rows: list[Any] = []
+    schema = writer.within_budget(sum(count for count, _ in blocks), sum(len(data) for _, data in blocks))
+    for count, data in blocks:
+        stream = io.BytesIO(data)
+        rows.extend(writer.read(stream, len(data), schema) for _ in range(count))
+        if stream.tell() != len(data):
+            raise ValueError("a block has more data than rows")
+    return rows
 
 
 def _json(text: bytes) -> Any:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jetcapture_py.transform.decode.avro_schema import PRIMITIVES, Named
+from jetcapture_py.transform.decode.bounds import RECORD
 from jetcapture_py.transform.decode.common import show
-from jetcapture_py.transform.decode.weights import RECORD
 
-_LEAST = {"null": 0, "float": 4, "double": 8}
-"""Bytes of the shortest value; 1 for other types without a size."""
 MAX_PARTS = 20_000
 """Most JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
 _MOST_LEVELS = 300
@@ -19,22 +17,22 @@ _MOST_LEVELS = 300
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The cost of reading values of a schema.
-
-    `recursive`: values can nest without bound. `empty`: the most values without bytes that one value holds, or a part
-    of it that has bytes. `nested`: records, arrays and maps in the schema. `named`: its named types. `leaves`: values
-    in one datum, without those in arrays and maps, of which each byte can be `dense`, and an item `heaviest`. `least`:
-    bytes of the shortest datum.
-    """
+    """The cost of reading values of a schema."""
 
     recursive: bool
+    """Whether values can nest without bound."""
     empty: int
+    """Most values without bytes that one value holds, or a part of it that has bytes."""
     nested: int
+    """Records, arrays and maps in the schema."""
     named: int
+    """Its named types."""
     leaves: int
-    least: int
+    """Values in one datum, without those in arrays and maps."""
     dense: float
+    """Most values in arrays and maps for each byte."""
     heaviest: int
+    """Most values that an item of an array or map takes."""
 
 
 def check_size(schema: Any) -> None:
@@ -57,72 +55,55 @@ def survey(schema: Any, named: Named, extra: int = 0) -> Costs:
     Raises ValueError for a schema of which a value without bytes can be endless: hostile data would take all memory.
     """
     _refuse_endless(schema, named)
-    visit = Visit(named, extra)
-    found = visit.type(schema)
-    if found.depth > _MOST_LEVELS:
+    visit = _Visit(named, extra)
+    cost = visit.type(schema)
+    if cost.depth > _MOST_LEVELS:
         raise ValueError(f"the schema nests deeper than {_MOST_LEVELS} levels")
-    return Costs(
-        bool(visit.recursive),
-        found.empty,
-        visit.nested,
-        len(named),
-        found.leaves,
-        found.least,
-        visit.dense,
-        visit.heaviest,
-    )
+    return Costs(bool(visit.recursive), cost.empty, visit.nested, len(named), cost.leaves, visit.dense, visit.heaviest)
 
 
-class TypeCost(NamedTuple):
-    """The cost of values of a type.
+class _TypeCost(NamedTuple):
+    """The cost of values of a type."""
 
-    `bare`: they may have no bytes. `depth`: levels of records, arrays and maps. `empty`: the most values without bytes
-    in one. `least`: bytes of the shortest one. `leaves`: values in one, without those in arrays and maps.
-    `record`: it takes more than its leaves: a record, an array or a map.
-    """
-
-    bare: bool
-    depth: int
-    empty: int
     least: int
+    """Bytes of the shortest one; numbers count as one."""
+    depth: int
+    """Levels of records, arrays and maps."""
+    empty: int
+    """Most values without bytes in one."""
     leaves: int
-    record: bool
+    """Values in one, without those in arrays and maps."""
+    nested: bool
+    """Whether it takes more than its leaves."""
 
 
-def item_weight(item: TypeCost, extra: int) -> int:
-    """Return how many values an item of an array or a map takes: a field of the library's records is three."""
-    return RECORD + 3 * item.leaves + extra if item.record else 1
-
-
-class Visit:
+class _Visit:
     """Visits every type of a schema once: named types can refer to each other in exponentially many ways."""
 
     def __init__(self, named: Named, extra: int) -> None:
         self._named, self._extra = named, extra
-        self._known: dict[str, TypeCost | None] = {}
+        self._known: dict[str, _TypeCost | None] = {}
         self.recursive = set[str]()
-        self.nested = 0
-        self.heaviest = 0
+        self.nested = self.heaviest = 0
         self.dense = 1.0
 
-    def type(self, of: Any) -> TypeCost:
+    def type(self, of: Any) -> _TypeCost:
         """The cost of a type's values."""
         if isinstance(of, list):
             branches = [self.type(branch) for branch in of]
-            return TypeCost(
-                bare=False,
-                depth=max((each.depth for each in branches), default=0),
-                empty=max((each.empty - each.bare for each in branches), default=0),  # it has a byte itself
-                least=1 + min((each.least for each in branches), default=0),
-                leaves=max((each.leaves for each in branches), default=1),
-                record=any(each.record for each in branches),
+            return _TypeCost(
+                least=1 + min((branch.least for branch in branches), default=0),
+                depth=max((branch.depth for branch in branches), default=0),
+                empty=max((branch.empty - (not branch.least) for branch in branches), default=0),  # it has a byte
+                leaves=max((branch.leaves for branch in branches), default=1),
+                nested=any(branch.nested for branch in branches),
             )
         if isinstance(of, str) and of not in PRIMITIVES and of != "null":
             if of not in self._known:
                 return self.type(self._named[of])
             if (known := self._known[of]) is None:  # it is being visited
                 self.recursive.add(of)
-                return TypeCost(bare=False, depth=0, empty=0, least=0, leaves=1, record=True)
+                return _TypeCost(least=1, depth=0, empty=0, leaves=1, nested=True)
             return known
         kind = of["type"] if isinstance(of, dict) else of
         if isinstance(kind, list | dict):
@@ -131,40 +112,38 @@ class Visit:
             return self._record(of)
         if kind in ("array", "map"):
             return self._items(of)
-        size = of["size"] if kind == "fixed" else _LEAST.get(kind, 1)
-        return TypeCost(bare=not size, depth=0, empty=int(not size), least=size, leaves=1, record=False)
+        bare = kind == "null" or (kind == "fixed" and not of["size"])
+        return _TypeCost(least=1 - bare, depth=0, empty=int(bare), leaves=1, nested=False)
 
-    def _items(self, of: dict[str, Any]) -> TypeCost:
+    def _items(self, of: dict[str, Any]) -> _TypeCost:
         self.nested += 1
         item = self.type(of["items" if of["type"] == "array" else "values"])
-        if item.bare and of["type"] == "array":
+        if not item.least and of["type"] == "array":
             raise ValueError("an array of items without bytes")
-        self._weigh(item, item.least if of["type"] == "array" else 1 + item.least)
-        # a map's value has the bytes of its name
-        return TypeCost(bare=False, depth=item.depth + 1, empty=item.empty - item.bare, least=1, leaves=1, record=True)
+        self._weigh(item, item.least + (of["type"] == "map"))  # a map's value has the bytes of its name
+        return _TypeCost(least=1, depth=item.depth + 1, empty=item.empty - (not item.least), leaves=1, nested=True)
 
-    def _record(self, of: dict[str, Any]) -> TypeCost:
+    def _record(self, of: dict[str, Any]) -> _TypeCost:
         name = of["name"]
         self._known[name] = None
         self.nested += 1
         fields = [self.type(field["type"]) for field in of["fields"]]
-        bare = all(each.bare for each in fields)
-        found = self._known[name] = TypeCost(
-            bare=bare,
-            depth=1 + max((each.depth for each in fields), default=0),
-            empty=sum(each.empty for each in fields) + bare,
-            least=sum(each.least for each in fields),
-            leaves=sum(each.leaves for each in fields) or 1,
-            record=True,
+        least = sum(field.least for field in fields)
+        cost = self._known[name] = _TypeCost(
+            least=least,
+            depth=1 + max((field.depth for field in fields), default=0),
+            empty=sum(field.empty for field in fields) + (not least),
+            leaves=sum(field.leaves for field in fields) or 1,
+            nested=True,
         )
         if name in self.recursive:
-            self._weigh(found, found.least)
-        return found
+            self._weigh(cost, least)
+        return cost
 
-    def _weigh(self, item: TypeCost, least: int) -> None:
-        weight = item_weight(item, self._extra)
+    def _weigh(self, item: _TypeCost, least: int) -> None:
+        weight = RECORD + 3 * item.leaves + self._extra if item.nested else 1  # the library's records are dictionaries
         self.heaviest = max(self.heaviest, weight)
-        self.dense = max(self.dense, weight / max(least, 1))
+        self.dense = max(self.dense, weight / least)
 
 
 def _refuse_endless(schema: Any, named: Named) -> None:

@@ -39,6 +39,7 @@ PRIMITIVES = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
+NESTED = ("record", "error", "array", "map")
 _LOGICAL = ("logicalType", "precision", "scale")
 _DAY = 86_400_000_000
 _MOST_DIGITS = 38
@@ -71,6 +72,16 @@ def strict_enums(schema: Any) -> None:
             strict_enums(inner)
         for field in schema.get("fields", ()):
             strict_enums(field)
+
+
+def counted(schema: Any, logical: str) -> Any:
+    """Return a parsed schema in which records, arrays and maps have the logical type `logical`."""
+    if isinstance(schema, list):
+        return [counted(part, logical) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: counted(value, logical) for name, value in schema.items() if name not in ("symbols", "default")}
+    return schema | inner | ({"logicalType": logical} if schema.get("type") in NESTED else {})
 
 
 def shape_of(schema: Any, named: Named) -> Shape:

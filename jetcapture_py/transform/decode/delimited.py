@@ -21,11 +21,11 @@ from pyarrow import csv as arrow_csv
 from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import stored
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode.bounds import check_values
 from jetcapture_py.transform.decode.common import DeclaredColumn, failure, show, texts_of, unique_names
 from jetcapture_py.transform.decode.json_declared import declaration
 from jetcapture_py.transform.decode.text_values import BuildTexts, convert, text_builder
 from jetcapture_py.transform.decode.unpack import MAX_ROWS, check_rows
-from jetcapture_py.transform.decode.weights import check_values
 
 _BOM = "\ufeff"
 _MOST_FIELDS = 10_000

@@ -6,31 +6,30 @@ duplicate fields wins. A message that does not match is a `Failure`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import parse_declared, stored
 from jetcapture_py.text import is_text
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import weights
+from jetcapture_py.transform.decode import bounds
 from jetcapture_py.transform.decode.common import (
-    REFUSALS,
     DeclaredColumn,
     Values,
     assemble,
     decode_each,
-    failure,
     owners_of,
     show,
     texts_of,
     unique_names,
 )
-from jetcapture_py.transform.decode.json_values import Codec, Counter, Reader, codec, reader, struct_type
+from jetcapture_py.transform.decode.json_values import Codec, Reader, codec, reader, struct_type
 
 MakeCodec = Callable[[pa.DataType, str | None], Codec]
 """Returns the codec of a declared type and its unit; see `json_values.codec`."""
@@ -72,15 +71,6 @@ class _Object:
             ]
         )
 
-    def counter(self) -> Counter | None:
-        """The counter of the object."""
-        return weights.object_counter(
-            {
-                name: inner.counter if isinstance(inner, Codec) else inner.counter()
-                for name, inner in self.fields.items()
-            }
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Output:
@@ -99,6 +89,9 @@ class ObjectDecoder:
     `make` returns the function that decodes a payload as a msgspec type, `make_codec` the codec of a declared type.
     """
 
+    _containers = staticmethod(bounds.json_containers)
+    _skeleton = staticmethod(bounds.json_skeleton)
+
     def __init__(
         self,
         columns: Mapping[str, DeclaredColumn],
@@ -108,17 +101,14 @@ class ObjectDecoder:
         passes: list[_Object] = []
         self._outputs = [_output(name, column, passes, make_codec) for name, column in columns.items()]
         self._decode = [make(each.accepts()) for each in passes]
-        self._width = sum(weights.width(output.type) for output in self._outputs)
-        self._heaviest = max((weights.heaviest(output.type) for output in self._outputs), default=0)
-        self._counters = [
-            (make(found.accepts), found.count) for each in passes if (found := each.counter()) is not None
-        ]
+        self._width = sum(bounds.width(output.type) for output in self._outputs)
+        self._heaviest = max((bounds.heaviest(output.type) for output in self._outputs), default=0)
         unique_names({declared: output.name for declared, output in zip(columns, self._outputs, strict=True)})
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError when that would take too much memory."""
+        self._check_values(batch)
         payloads, failures = self._payloads(batch)
-        self._check_values(batch, payloads, failures)
         passes = [decode_each(decode, payloads, failures) for decode in self._decode]
         messages = [i for i in range(len(batch)) if i not in failures] if failures else range(len(batch))
         if failures:
@@ -129,25 +119,20 @@ class ObjectDecoder:
         ]
         return assemble(columns, messages, failures, owners_of(batch))
 
-    def _check_values(self, batch: MessageBatch, payloads: list[bytes], failures: dict[int, Failure]) -> None:
-        """Raise BatchTooWideError if `payloads` have too many values; a single or malformed payload fails instead."""
+    def _check_values(self, batch: MessageBatch) -> None:
+        """Raise BatchTooWideError if the payloads may have too many values."""
         size = batch.column(layout.PAYLOAD).nbytes
-        count, most = self._width * len(batch), weights.most_values(size)
-        if count + self._heaviest * size > most and (
-            count + self._heaviest * self._containers(weights.bytes_of(batch)) > most
-        ):
-            for decode, counted in self._counters:
-                for index, payload in enumerate(payloads):
-                    try:
-                        count += counted(decode(payload)) if payload else 0
-                    except REFUSALS as error:
-                        failures.setdefault(index, failure(index, error))
-                        payloads[index] = b""
-        weights.refuse_excess(count, size, payloads, failures)
+        limit = bounds.max_values(size) - self._width * len(batch)
+        if self._heaviest * size > limit:
+            bounds.check_bytes(batch, limit, self._values, self._values_of)
 
-    def _containers(self, data: Any) -> int:
-        """Return an upper bound of the objects and lists in `data`, an array of bytes."""
-        raise NotImplementedError
+    def _values(self, data: Any) -> int:
+        """Return how many values in lists and maps an array of bytes has at most."""
+        objects, lists = self._containers(data)
+        return self._heaviest * objects + min(self._heaviest, bounds.RECORD + 1) * lists
+
+    def _values_of(self, payload: bytes) -> Iterable[int]:
+        yield self._values(np.frombuffer(self._skeleton(payload), np.uint8))
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         """Return all payloads, and failures for those that cannot be decoded at all."""
@@ -162,9 +147,6 @@ class JsonDecoder(ObjectDecoder):
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return texts_of(batch)
-
-    def _containers(self, data: Any) -> int:
-        return weights.json_containers(data)
 
 
 def declaration(name: str, column: DeclaredColumn) -> tuple[pa.DataType, list[str]]:
@@ -186,7 +168,7 @@ def _output(name: str, column: DeclaredColumn, passes: list[_Object], make_codec
     """
     try:
         declared, path = declaration(name, column)
-        leaf = replace(make_codec(declared, column.unit), counter=weights.counter(declared))
+        leaf = make_codec(declared, column.unit)
         struct_type([(part, None) for part in dict.fromkeys(path)])
     except ValueError as error:
         raise ValueError(f"column {show(name)}: {error}") from None

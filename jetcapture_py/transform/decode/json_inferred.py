@@ -15,15 +15,16 @@ from itertools import chain
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
+from jetcapture_py.transform.decode import bounds
 from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, owners_of, show, texts_of
 from jetcapture_py.transform.decode.json_values import json_text
-from jetcapture_py.transform.decode.weights import bytes_of, json_containers, json_containers_of
 
 MAX_FIELDS = 1000
 """Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""
@@ -69,6 +70,9 @@ class InferringJsonDecoder:
     A batch has the columns with a value in it, with the types learned so far in this process.
     """
 
+    _containers = staticmethod(bounds.json_containers)
+    _skeleton = staticmethod(bounds.json_skeleton)
+
     def __init__(self) -> None:
         self._decode = self._make(dict[str, Any])
         self._room = Room()
@@ -77,12 +81,9 @@ class InferringJsonDecoder:
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError when its columns would be too large."""
+        if batch.column(layout.PAYLOAD).nbytes > _LARGE:
+            bounds.check_bytes(batch, MAX_CONTAINERS, self._count, self._count_of, _TOO_MANY)
         payloads, failures = self._payloads(batch)
-        if batch.column(layout.PAYLOAD).nbytes > _LARGE and self._containers(bytes_of(batch)) > MAX_CONTAINERS:
-            if len(batch) > 1:
-                raise BatchTooWideError
-            if 0 in failures or self._containers_of(payloads[0]) > MAX_CONTAINERS:
-                return assemble([], [], {0: failure(0, _TOO_MANY, stage="schema")} | failures)
         found = decode_each(self._decode, payloads, failures)
         decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
         self._refuse_excess(decoded, failures)
@@ -108,13 +109,11 @@ class InferringJsonDecoder:
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return texts_of(batch)
 
-    def _containers(self, data: Any) -> int:
-        """Return an upper bound of the objects and lists in `data`, an array of bytes."""
-        return json_containers(data)
+    def _count(self, data: Any) -> int:
+        return sum(self._containers(data))
 
-    def _containers_of(self, payload: bytes) -> int:
-        """Count the objects and lists of one payload, ignoring brackets in strings."""
-        return json_containers_of(payload)
+    def _count_of(self, payload: bytes) -> Iterable[int]:
+        yield self._count(np.frombuffer(self._skeleton(payload), np.uint8))
 
     def _known(self) -> pa.Schema:
         """All columns known so far."""
@@ -140,7 +139,7 @@ class InferringJsonDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
-_TOO_MANY = f"more than {MAX_CONTAINERS} objects and lists; declare decode.columns"
+_TOO_MANY = f"more than {MAX_CONTAINERS:,} objects and lists; declare decode.columns"
 _TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
 
 

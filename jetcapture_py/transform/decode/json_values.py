@@ -44,23 +44,11 @@ _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
-    """Counts the values in lists and maps of a value that was decoded as `accepts`, which leaves out all else."""
-
-    accepts: Any
-    count: Callable[[Any], int]
-
-
-@dataclass(frozen=True, slots=True)
 class Codec:
-    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values.
-
-    `counter`, of a declared column, counts what its lists and maps hold.
-    """
+    """`accepts` is the msgspec type of a value or null; `build` makes the column of such values."""
 
     accepts: Any
     build: Build
-    counter: Counter | None = None
 
 
 Special = Callable[[pa.DataType], Codec | None]

@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from jetcapture_py.config.column_types import JSON, TIMESTAMP
 from jetcapture_py.transform.batch import Failure, MessageBatch
+from jetcapture_py.transform.decode import bounds
 from jetcapture_py.transform.decode.common import DeclaredColumn, MisfitError, payloads_of, show
 from jetcapture_py.transform.decode.json_declared import ObjectDecoder
-from jetcapture_py.transform.decode.json_inferred import MAX_CONTAINERS, InferringJsonDecoder
+from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
 from jetcapture_py.transform.decode.json_values import (
     MAX_FLOAT32,
     UNITS,
@@ -28,7 +29,6 @@ from jetcapture_py.transform.decode.json_values import (
     json_text,
     timestamps,
 )
-from jetcapture_py.transform.decode.weights import msgpack_containers, msgpack_containers_of
 
 _TIMESTAMP_CODE = -1
 _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
@@ -38,30 +38,27 @@ _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
 class MsgpackDecoder(ObjectDecoder):
     """Decodes declared columns of maps; ValueError, one line, when a declaration is wrong."""
 
+    _containers = staticmethod(bounds.msgpack_containers)
+    _skeleton = staticmethod(bounds.msgpack_skeleton)
+
     def __init__(self, columns: Mapping[str, DeclaredColumn]) -> None:
         super().__init__(columns, lambda accepts: msgspec.msgpack.Decoder(accepts).decode, _codec)
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return payloads_of(batch), {}
 
-    def _containers(self, data: Any) -> int:
-        return msgpack_containers(data)
-
 
 class InferringMsgpackDecoder(InferringJsonDecoder):
     """Decodes all fields of messages; `bin` and timestamps have their own column types."""
+
+    _containers = staticmethod(bounds.msgpack_containers)
+    _skeleton = staticmethod(bounds.msgpack_skeleton)
 
     def _make(self, accepts: Any) -> Callable[[bytes], Any]:
         return msgspec.msgpack.Decoder(accepts).decode
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:
         return payloads_of(batch), {}
-
-    def _containers(self, data: Any) -> int:
-        return msgpack_containers(data)
-
-    def _containers_of(self, payload: bytes) -> int:
-        return msgpack_containers_of(payload, MAX_CONTAINERS)
 
 
 def _codec(declared: pa.DataType, unit: str | None) -> Codec:

@@ -7,20 +7,20 @@ type, a required field that is missing. Fields that the type does not have are s
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import weights
+from jetcapture_py.transform.decode import bounds
 from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, owners_of, payloads_of
 from jetcapture_py.transform.decode.json_values import json_text, reader
-from jetcapture_py.transform.decode.protobuf_count import MessageCounter, all_types
 from jetcapture_py.transform.decode.shapes import (
     Read,
     Shape,
@@ -77,27 +77,24 @@ class ProtobufDecoder:
         self._parse = message_factory.GetMessageClass(descriptor).FromString
         self._check = _check(descriptor)
         self._required = _has_required(descriptor)
-        self._width = sum(weights.width(column.type) for column in self._columns)
-        self._counter = MessageCounter(descriptor)
+        self._width = sum(bounds.width(column.type) for column in self._columns)
+        self._nested = _Nested(descriptor)
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. BatchTooWideError when that would take too much memory."""
+        self._check_values(batch)
         payloads, failures = payloads_of(batch), dict[int, Failure]()
-        self._check_values(batch, payloads, failures)
         parsed = decode_each(self._message, payloads, failures)
         messages = [index for index in range(len(payloads)) if index not in failures]
         rows = [parsed[index] for index in messages] if failures else parsed
         return assemble([column.values(rows) for column in self._columns], messages, failures, owners_of(batch))
 
-    def _check_values(self, batch: MessageBatch, payloads: list[bytes], failures: dict[int, Failure]) -> None:
-        """Raise BatchTooWideError when `payloads` have too many values; a single one fails."""
+    def _check_values(self, batch: MessageBatch) -> None:
+        """Raise BatchTooWideError if the payloads may have too many values."""
         size = batch.column(layout.PAYLOAD).nbytes
-        count, most = self._width * len(payloads), weights.most_values(size)
-        if count + self._counter.heaviest * size // 2 > most and (
-            count + self._counter.at_most(weights.bytes_of(batch)) > most
-        ):
-            count += self._counter.count(payloads, most - count)
-        weights.refuse_excess(count, size, payloads, failures)
+        limit = bounds.max_values(size) - self._width * len(batch)
+        if self._nested.heaviest * size // 2 > limit:  # a nested message has two bytes
+            bounds.check_bytes(batch, limit, self._nested.at_most, self._nested.of_payload)
 
     def _message(self, payload: bytes) -> Any:
         try:
@@ -201,7 +198,70 @@ def _wires(field: Any) -> tuple[int, ...]:
 
 
 def _has_required(descriptor: Any) -> bool:
-    return any(field.is_required for found in all_types(descriptor) for field in found.fields)
+    return any(field.is_required for type_ in _types(descriptor) for field in type_.fields)
+
+
+def _types(descriptor: Any) -> Iterator[Any]:
+    """Yield the type and all types below it."""
+    seen, left = {descriptor.full_name}, [descriptor]
+    while left:
+        type_ = left.pop()
+        yield type_
+        for field in type_.fields:
+            if field.message_type is not None and field.message_type.full_name not in seen:
+                seen.add(field.message_type.full_name)
+                left.append(field.message_type)
+
+
+class _Nested:
+    """Bounds what messages within those of a type take, in values: each has room for all its fields.
+
+    `heaviest` is the most that one takes; 0 if there are none.
+    """
+
+    def __init__(self, descriptor: Any) -> None:
+        self._root = descriptor
+        self._firsts: dict[int, int] = {}
+        for field in (field for type_ in _types(descriptor) for field in type_.fields):
+            if field.message_type is not None:
+                wire = 3 if field.type == Field.TYPE_GROUP else 2
+                first = (field.number << 3 | wire) & 0x7F | 0x80 * (field.number > 15)
+                self._firsts[first] = max(self._firsts.get(first, 0), _weight(field.message_type))
+        self.heaviest = max(self._firsts.values(), default=0)
+
+    def at_most(self, data: Any) -> int:
+        """Bound by an array of bytes: a nested message begins with the first byte of its field's tag."""
+        return sum(weight * int(np.count_nonzero(data == first)) for first, weight in self._firsts.items())
+
+    def of_payload(self, payload: bytes) -> Iterator[int]:
+        """Yield what each message in a payload takes. Raises ValueError for a damaged one."""
+        left = [(payload, self._root, 0)]
+        while left:
+            data, type_, level = left.pop()
+            for field in _fields_of(data):
+                known = type_.fields_by_number.get(field.field_number)
+                if known is not None and known.message_type is not None and field.wire_type in (2, 3):
+                    yield _weight(known.message_type)
+                    if level < _MAX_LEVELS:
+                        left.append((field.data, known.message_type, level + 1))
+
+
+_MAX_LEVELS = 100
+"""Levels of messages that the library reads."""
+
+
+def _weight(descriptor: Any) -> int:
+    return bounds.RECORD + 2 * len(descriptor.fields)
+
+
+def _fields_of(data: Any) -> Any:
+    """Return the fields of a message's bytes, or of a group, without building the messages in them."""
+    if not isinstance(data, bytes):
+        return data
+    try:
+        return UnknownFieldSet(empty_pb2.Empty.FromString(data))
+    except DecodeError:
+        raise ValueError("a message in the payload is damaged or truncated") from None
 
 
 # ------------------------------------------------------------------ columns

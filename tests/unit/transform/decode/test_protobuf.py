@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import json_format
 
 from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.decode.protobuf import ProtobufDecoder
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 from tests.support.formats import descriptor_set, message_class
@@ -124,7 +125,7 @@ def order(path: Path) -> Any:
 
 def decode(path: Path, *payloads: bytes, message: str = "shop.Order", **columns: Declared) -> list[Any]:
     decoder = ProtobufDecoder(path.read_bytes(), message, columns)
-    return outcomes(decoder.decode(batch_of(payloads)), len(payloads))
+    return outcomes(decode_checked(decoder, batch_of(payloads)), len(payloads))
 
 
 def full(order: Any) -> bytes:

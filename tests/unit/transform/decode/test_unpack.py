@@ -10,16 +10,17 @@ from typing import Any
 
 import cramjam
 import msgpack
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.decode.bounds import msgpack_containers, msgpack_skeleton
 from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.decode.compression import inflater
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS
-from jetcapture_py.transform.decode.weights import msgpack_containers_of
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
@@ -153,7 +154,7 @@ def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [failure.error for failure in decoded.failures] == [
-        "more than 2097152 objects and lists; declare decode.columns"
+        "more than 2,097,152 objects and lists; declare decode.columns"
     ]
     assert peak < 6 * len(CONTAINERS[name])
     with pytest.raises(BatchTooWideError):
@@ -186,9 +187,9 @@ def test_the_containers_of_every_messagepack_value_are_counted() -> None:
     lists: list[Any] = [[value] * size for value in values[:3] for size in (1, 20, 70_000)]
     maps = [{str(key): value for key in range(size)} for value in values[:2] for size in (1, 20, 70_000)]
     payload = msgpack.packb([*values, *lists, *maps, [[]], {"a": {}}])
-    assert msgpack_containers_of(payload, 1 << 30) == 1 + len(lists) + len(maps) + 4
-    assert msgpack_containers_of(payload, 3) == 4
-    assert msgpack_containers_of(payload[:-1], 1 << 30) == len(lists) + len(maps) + 4
+    skeleton = msgpack_skeleton(payload)
+    assert msgpack_containers(np.frombuffer(skeleton, np.uint8)) == (len(maps) + 2, len(lists) + 3)
+    assert len(msgpack_skeleton(payload[:-1])) == len(skeleton) - 1
 
 
 def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:

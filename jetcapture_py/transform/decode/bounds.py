@@ -1,0 +1,138 @@
+"""Bound the memory that decoding takes, from the bytes of payloads, before anything is built from them.
+
+A value takes about 16 bytes. A record in a list or a map takes as much as `RECORD` values, besides its fields, of which
+those that are missing take space in columns as well: a few bytes of a payload may become thousands. Several messages
+above the bound are decoded in smaller batches; a single one is quarantined.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.transform.batch import BatchTooWideError, MessageBatch
+from jetcapture_py.transform.decode.common import owners_of, payloads_of
+
+MAX_VALUES = 1 << 23
+"""Values that a batch may have; payloads of more than half as many bytes may have two for each byte."""
+RECORD = 16
+TOO_MANY = f"the payload expands to more than {MAX_VALUES:,} values"
+
+
+def max_values(size: int) -> int:
+    """Return how many values payloads of `size` bytes may have."""
+    return max(MAX_VALUES, 2 * size)
+
+
+def check_values(count: int, size: int) -> None:
+    """Raise BatchTooWideError if payloads of `size` bytes may not have `count` values."""
+    if count > max_values(size):
+        raise BatchTooWideError(TOO_MANY)
+
+
+def check_bytes(
+    batch: MessageBatch,
+    limit: int,
+    at_most: Callable[[Any], int],
+    of_payload: Callable[[bytes], Iterable[int]],
+    reason: str = TOO_MANY,
+) -> None:
+    """Raise BatchTooWideError if payloads may have more than `limit` values.
+
+    `at_most` returns an upper bound from an array of bytes, whatever they are. `of_payload` counts more closely, part
+    by part: it decides about a single message, which cannot be split.
+    """
+    if at_most(_bytes_of(batch)) <= limit:
+        return
+    owners = owners_of(batch)
+    several = len(batch) > 1 if owners is None else owners[0] != owners[-1]
+    counts = accumulate(chain.from_iterable(map(of_payload, payloads_of(batch))), initial=0)
+    if several or any(count > limit for count in counts):
+        raise BatchTooWideError(reason)
+
+
+def _bytes_of(batch: MessageBatch) -> Any:
+    """All payloads of a batch as one array of bytes."""
+    column = batch.column(layout.PAYLOAD)
+    _, offsets, data = column.buffers()
+    if data is None:
+        return np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+
+
+class Containers(NamedTuple):
+    """Numbers of objects (or maps), and of lists."""
+
+    objects: int
+    lists: int
+
+
+def json_containers(data: Any) -> Containers:
+    """Return how many containers an array of bytes begins at most, if it is JSON."""
+    return Containers(*(int(np.count_nonzero(data == ord(first))) for first in "{["))
+
+
+def msgpack_containers(data: Any) -> Containers:
+    """Return how many containers an array of bytes begins at most, if it is MessagePack."""
+    objects = np.count_nonzero((data & 0xF0 == 0x80) | (data & 0xFE == 0xDE))
+    lists = np.count_nonzero((data & 0xF0 == 0x90) | (data & 0xFE == 0xDC))
+    return Containers(int(objects), int(lists))
+
+
+def json_skeleton(payload: bytes) -> bytes | bytearray:
+    """Return a payload without its strings."""
+    return _STRINGS.sub(b"", payload)
+
+
+def msgpack_skeleton(payload: bytes) -> bytes | bytearray:
+    """Return the first byte of each map and list of a payload, which may be damaged."""
+    firsts, offset = bytearray(), 0
+    while offset < len(payload):
+        first = payload[offset]
+        if (run := _RUNS.match(payload, offset)) is not None:
+            if first in _CONTAINERS:
+                firsts += run[0]
+            offset = run.end()
+            continue
+        if first in _CONTAINERS:
+            firsts.append(first)
+        digits, code = _LENGTHS.get(first, 0), 0xC7 <= first <= 0xC9  # an extension's code follows its length
+        offset += 1 + _SIZES.get(first, 0) + digits + code
+        offset += int.from_bytes(payload[offset - digits - code : offset - code], "big")
+    return firsts
+
+
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_RUNS = re.compile(rb"[\x80-\x9f]++|[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++")
+"""Values of one byte, and maps and lists of up to 15 items."""
+_CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}
+_SIZES = {0xA0 + size: size for size in range(32)} | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+_SIZES |= zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)
+"""Bytes after the first one of a text, number or extension whose length is not sent, and of a container."""
+_LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+"""Bytes of the length that follows the first byte of other texts, bytes and extensions."""
+
+
+# ------------------------------------------------------------------ declared types
+
+
+def width(of: pa.DataType) -> int:
+    """Return how many values a column of the type has for each row; a list or a map is one."""
+    return sum(width(field.type) for field in of) if pa.types.is_struct(of) else 1
+
+
+def heaviest(of: pa.DataType) -> int:
+    """Return the most that a record, list or map in lists and maps of the type takes; 0 if it has none."""
+    if pa.types.is_struct(of):
+        return max((heaviest(field.type) for field in of), default=0)
+    if not pa.types.is_list(of) and not pa.types.is_map(of):
+        return 0
+    item = of.item_type if pa.types.is_map(of) else of.value_type
+    return max(RECORD + width(item) if pa.types.is_nested(item) else 0, heaviest(item))
