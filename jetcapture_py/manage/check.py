@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from jetcapture_py.archive import layout
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
 from jetcapture_py.config.block import MANY_KEYS
@@ -41,6 +42,8 @@ _SHORT_RETENTION = 3_600.0
 _SMALL_PART = 0.8
 """Report blocks shorter than this share of the configured length."""
 _MONTH = 30
+_MAX_REASONS, _MAX_NAMES = 10, 20
+"""Reasons of quarantine, and columns, that are named."""
 
 
 def run(config: Config, *, as_json: bool, outage: float | None, price: float | None) -> int:
@@ -172,7 +175,7 @@ async def _traffic(
     source = config.source
     rate, whole = await rates(session, source.stream, source.filter_subjects, stream, newest)
     findings.figures |= {"messages_per_second": rate, "stream_messages_per_second": whole}
-    _decoded(findings, newest)
+    _decoded(findings, config, newest)
     _retention(findings, stream, whole, config, outage)
     if not rate:
         findings.skipped("traffic", "no recent messages; blocks and costs cannot be predicted")
@@ -184,13 +187,46 @@ async def _traffic(
     _cost(findings, predicted, price)
 
 
-def _decoded(findings: Findings, newest: Sample) -> None:
-    if newest.quarantined:
-        part = f"{newest.quarantined:,} of the {newest.messages:,} newest messages"
-        findings.warning("decode", f"{part} go to quarantine: {newest.reason}")
-    elif newest.messages:
+def _decoded(findings: Findings, config: Config, newest: Sample) -> None:
+    """Report what becomes of the newest messages: quarantine, keys, columns and times."""
+    count = f"the newest {plural(newest.messages, 'message', grouped=True)}"
+    reasons = newest.reasons.most_common()
+    for reason, number in reasons[:_MAX_REASONS]:
+        text = f"{number:,} of {count} go to quarantine ({reason[0]}): {newest.examples[reason]}"
+        findings.warning("decode", text)
+    if rest := reasons[_MAX_REASONS:]:
+        number = sum(number for _, number in rest)
+        findings.warning("decode", f"{number:,} more go to quarantine for {plural(len(rest), 'other reason')}")
+    if not newest.rows:
+        return
+    if not reasons:
         keys = plural(len(newest.keys), "key", grouped=True)
         findings.ok("decode", f"the newest messages ({newest.messages:,}) have {keys}; none goes to quarantine")
+    if newest.keyless and config.key:
+        missing = ", ".join(f"{{{name}}}" for name in newest.missing)
+        what = f"no message of {count} has {missing}" if missing else f"no message of {count} has this key"
+        findings.warning("key", f"{what}, so none has a key: correct key ({config.key}); {_columns(newest)}")
+    empty = [
+        f"{name} (path: {column.path})" if column.path else name
+        for name, column in config.decode.columns.items()
+        if layout.field_name(name) not in newest.columns
+    ]
+    if empty:
+        names, more = ", ".join(empty[:_MAX_NAMES]), f" and {len(empty) - _MAX_NAMES} more"
+        findings.warning(
+            "columns",
+            f"null in all rows of {count}: {names}{more if len(empty) > _MAX_NAMES else ''}; compare decode.columns "
+            "with the payloads that `jetcapture tap` shows (a path has names only, separated by dots)",
+        )
+    if newest.untimed:
+        text = f"no message of {count} has block.time ({config.block.time}), so all take the stream's time"
+        findings.warning("time", f"{text}; {_columns(newest)}")
+
+
+def _columns(newest: Sample) -> str:
+    names = [name for name in sorted(newest.columns) if not name.startswith("_nats_")]
+    shown = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
+    return f"columns with values are {shown}" if names else "no column has a value"
 
 
 def _blocks(findings: Findings, config: Config, predicted: Forecast, rate: float, keys: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from jetcapture_py.archive import layout
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
@@ -29,8 +30,9 @@ def run(config: Config, *, count: int, as_json: bool) -> int:
     """Print the outcome of the newest `count` messages; return the exit code. Raises ConfigError, SourceError."""
     found = asyncio.run(tap(config, count))
     console = Console(soft_wrap=True, highlight=False)
+    declared = {layout.field_name(name) for name in config.decode.columns}
     for outcome in found:
-        console.print(Text(json.dumps(fields(outcome))) if as_json else _shown(outcome))
+        console.print(Text(json.dumps(fields(outcome))) if as_json else _shown(outcome, declared))
     if not found and not as_json:
         console.print(Text(f"stream {config.source.stream} has no message that the filters match"))
     return 0
@@ -75,7 +77,7 @@ def _text(payload: bytes) -> str | None:
         return None
 
 
-def _shown(outcome: MessageOutcome) -> Text:
+def _shown(outcome: MessageOutcome, declared: Collection[str]) -> Text:
     text = Text()
     text.append(f"{outcome.seq}", "bold")
     text.append(f"  {format_time(outcome.timestamp)}  {escaped(outcome.subject)}")
@@ -85,18 +87,21 @@ def _shown(outcome: MessageOutcome) -> Text:
     else:
         stage, error = outcome.quarantine
         text.append(f"  quarantine ({escaped(stage)}): {escaped(error)}", "red")
-    for line in _lines(outcome):
+    for line in _lines(outcome, declared):
         text.append(f"\n    {line}")
     return text
 
 
-def _lines(outcome: MessageOutcome) -> Iterator[str]:
-    rows = [{name: value for name, value in row.items() if value is not None} for row in outcome.rows]
+def _lines(outcome: MessageOutcome, declared: Collection[str]) -> Iterator[str]:
+    """Yield the columns of each row: those with a value and those that are declared; else the payload."""
+    rows = [
+        {name: value for name, value in row.items() if value is not None or name in declared} for row in outcome.rows
+    ]
     for number, row in enumerate(rows):
         head = f"row {number}: " if len(rows) > 1 else ""
         if row:
             yield head + "  ".join(f"{escaped(name)}={_short(plain(value))}" for name, value in row.items())
-    if outcome.quarantine is not None or not any(rows):
+    if outcome.quarantine is not None or all(value is None for row in rows for value in row.values()):
         size, text = len(outcome.payload), _text(outcome.payload[:_LONGEST])
         yield f"{size} bytes" if not size or text is None or not is_text(text) else f"{size} bytes: {escaped(text)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,13 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_numbers
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
+from jetcapture_py.config.template import parse_template, part_name
 from jetcapture_py.config.units import format_time
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.manage.forecast import Traffic
-from jetcapture_py.manage.newest import matching, newest
+from jetcapture_py.manage.newest import Part, matching, newest
+from jetcapture_py.plugins import is_reference
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
@@ -29,29 +32,66 @@ SAMPLE = 2_000
 WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
 """Windows, in seconds before now, to measure the rate over; the highest rate counts."""
 _SHORTEST = 1.0
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
 class Sample:
-    """The decoded sample; `reason` is that of the first quarantined message."""
+    """The decoded sample.
+
+    Attributes:
+        keys: Rows by key.
+        messages: How many messages were decoded.
+        rows: How many rows they gave.
+        size: Bytes of rows and quarantine.
+        times: Times of first and last messages, in microseconds since the epoch.
+        reasons: Quarantined messages by stage and reason, with zeros in place of digits.
+        examples: The first reason of each of these.
+        columns: Columns that have a value in some row.
+        missing: Placeholders of the key that no message has, if none has a key.
+        untimed: Whether no message has the time of `block.time`, so that all take the fallback.
+    """
 
     keys: Counter[str | None] = field(default_factory=Counter)
     messages: int = 0
-    quarantined: int = 0
+    rows: int = 0
     size: int = 0
-    reason: str = ""
     times: list[int] = field(default_factory=list)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    columns: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+    untimed: bool = False
 
     def add(self, prepared: Prepared) -> None:
         """Count what was prepared."""
         for run in prepared.runs:
             self.keys[run.key] += run.length
         self.messages += prepared.messages
-        self.quarantined += prepared.quarantine.num_rows
+        self.rows += prepared.rows.num_rows
         self.size += prepared.rows.nbytes + prepared.quarantine.nbytes
         self.times += [time for _, time in prepared.span]
-        if prepared.quarantine.num_rows and not self.reason:
-            self.reason = prepared.quarantine.column(layout.ERROR)[0].as_py()
+        self.columns |= {
+            name
+            for name, column in zip(prepared.rows.schema.names, prepared.rows.columns, strict=True)
+            if column.null_count < len(column)
+        }
+        wrong = prepared.quarantine
+        for row in wrong.select([layout.STAGE, layout.ERROR]).to_pylist() if wrong.num_rows else ():
+            stage, error = row[layout.STAGE], row[layout.ERROR]
+            reason = stage, _DIGITS.sub("0", error)
+            self.reasons[reason] += 1
+            self.examples.setdefault(reason, error)
+
+    @property
+    def quarantined(self) -> int:
+        """How many messages go to the quarantine."""
+        return self.reasons.total()
+
+    @property
+    def keyless(self) -> bool:
+        """Whether no row has a key."""
+        return set(self.keys) == {None}
 
     def traffic(self, rate: float, bundles: int) -> Traffic:
         """Return traffic with the sample's keys, or their bundles, and sizes at `rate`."""
@@ -66,19 +106,37 @@ class Sample:
 
 async def sample(session: ReadSession, config: Config) -> Sample:
     """Decode the newest messages as a capture does. Raises ConfigError, SourceError."""
+    parts = await newest(session, config, SAMPLE)
+    return await asyncio.to_thread(_sample, config, parts)
+
+
+def _sample(config: Config, parts: Sequence[Part]) -> Sample:
+    """Decode messages. Where none has a key or a time, decode them again to learn what is missing."""
+    made = _decoded(config, parts)
+    if made.keyless and not is_reference(config.key):
+        for name in filter(None, map(part_name, parse_template(config.key))):
+            if _decoded(config.model_copy(update={"key": f"{{{name}}}"}), parts).keyless:
+                made.missing.append(name)
+    if config.block.time_fallback is not None and made.rows:
+        strict = config.block.model_copy(update={"time_fallback": None})
+        made.untimed = not _decoded(config.model_copy(update={"block": strict}), parts).rows
+    return made
+
+
+def _decoded(config: Config, parts: Sequence[Part]) -> Sample:
     prepare = preparer(config, None, None)
-    found = Sample()
-    for name, received in await newest(session, config, SAMPLE):
-        await asyncio.to_thread(_prepare, found, replace(prepare, consumer=name, bundles=0), received)
-    return found
+    made = Sample()
+    for name, received in parts:
+        _prepare(made, replace(prepare, consumer=name, bundles=0), received)
+    return made
 
 
-def _prepare(found: Sample, prepare: Preparer, received: Received) -> None:
+def _prepare(made: Sample, prepare: Preparer, received: Received) -> None:
     try:
-        found.add(prepare(received))
+        made.add(prepare(received))
     except BatchTooWideError:
         for part in received.split(len(received) // 2):
-            _prepare(found, prepare, part)
+            _prepare(made, prepare, part)
 
 
 async def rates(

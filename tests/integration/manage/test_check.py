@@ -181,6 +181,56 @@ def test_a_filter_that_matches_nothing_is_found(nats_server: Start, tmp_path: Pa
     assert found.text.startswith("order.* matches none of the stream's subjects (orders.>)")
 
 
+def warnings(configuration: Config) -> dict[str, list[str]]:
+    """The warnings of a check, by what they are about."""
+    texts: dict[str, list[str]] = {}
+    for finding in asyncio.run(check(configuration)).found:
+        if finding.level == "warning":
+            texts.setdefault(finding.about, []).append(finding.text)
+    return texts
+
+
+def reading(number: int) -> bytes:
+    if number % 10 == 9:
+        return b"[" * (number + 1)
+    row = {"id": "text" if number % 10 == 8 else number, "device": {"id": "d1"}, "readings": [{"value": 1}]}
+    return json.dumps(row).encode()
+
+
+def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_of_quarantine(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    server = nats_server()
+    asyncio.run(publish(server.url, [("orders.a", reading(number), None) for number in range(100)]))
+
+    def decoded(path: str, key: str, **sections: Any) -> dict[str, list[str]]:
+        columns = {"id": "int64", "device": {"type": "string", "path": path}}
+        columns |= {"value": {"type": "float64", "path": "readings[0].value"}} if path == "device.idd" else {}
+        decode = {"format": "json", "columns": columns}
+        return warnings(config(server.url, tmp_path, key=key, decode=decode, **sections))
+
+    found = decoded("device.idd", "{region}-{id}")
+    malformed, wrong = found["decode"]
+    assert malformed.startswith("10 of the newest 100 messages go to quarantine (decode): ")
+    assert wrong.startswith("10 of the newest 100 messages go to quarantine (decode): ")
+    assert malformed.partition("): ")[2] != wrong.partition("): ")[2]
+    (key,) = found["key"]
+    assert key == (
+        "no message of the newest 100 messages has {region}, so none has a key: correct key ({region}-{id}); "
+        "columns with values are id"
+    )
+    (columns,) = found["columns"]
+    assert columns.startswith(
+        "null in all rows of the newest 100 messages: device (path: device.idd), value (path: readings[0].value); "
+    )
+    assert {"key", "columns", "time"}.isdisjoint(decoded("device.id", "{device}"))
+
+    inferred = config(server.url, tmp_path, key="{subject[3]}", decode={"format": "json"})
+    assert "has {subject[3]}, so none has a key" in warnings(inferred)["key"][0]
+    (time,) = decoded("device.id", "{device}", block={"time": "header.Time", "time_fallback": "timestamp"})["time"]
+    assert "no message of the newest 100 messages has block.time (header.Time), so all take the stream's time" in time
+
+
 def test_a_rate_that_is_too_high_for_the_interval_is_found_and_still_works(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

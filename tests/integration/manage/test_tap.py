@@ -122,6 +122,10 @@ def test_text_and_json_show_key_columns_and_reason(
     assert columns == "    id=8  region=eu"
     assert "orders.b  quarantine (decode): " in second
     assert payload == "    7 bytes: {broken"
+    typo = {"id": "int64", "region": {"type": "string", "path": "regoin"}}
+    wrong = config(server.url, tmp_path, decode={"format": "json", "columns": typo})
+    assert run(wrong, count=2, as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "    id=8  region=null"
     assert run(configuration, count=2, as_json=True) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (shown[0]["key"], shown[0]["columns"], shown[0]["sequence"]) == ("eu", {"id": 8, "region": "eu"}, 9)
