@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -33,6 +34,8 @@ Hook = Callable[[], Awaitable[None]]
 
 CLOSING = 5.0
 """Maximum seconds to close a connection that the server refused."""
+logging.getLogger("nats").addHandler(logging.NullHandler())
+"""Keeps nats-py's log lines from standard error in commands; `log.setup` makes events of them."""
 _LOGIN = ("authorization violation", "authentication expired", "authentication revoked")
 
 
@@ -113,6 +116,11 @@ class Connection(Client):
         else:
             await super()._process_err(err_msg)
 
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():  # a flush gave up on it; nats-py would stop reading
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         inbox = self.inboxes.get(sid)
         if inbox is None:
@@ -172,6 +180,8 @@ PRIVATE = frozenset(
         "_process_err",
         "_process_msg",
         "_process_op_err",
+        "_process_pong",
+        "_pongs",
         "_ps",
         "_reconnected_cb",
         "_send_command",

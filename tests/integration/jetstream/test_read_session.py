@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import nats
+import pytest
+from nats.errors import FlushTimeoutError
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.jetstream.connection import Api, UnavailableError
@@ -48,3 +53,29 @@ def test_a_lost_answer_leaves_no_consumer_behind_when_a_time_is_looked_up(nats_s
         await nc.close()
 
     asyncio.run(main())
+
+
+def test_a_connection_still_reads_after_a_flush_that_got_no_answer_in_time(
+    nats_server: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = nats_server()
+
+    async def main() -> None:
+        async with ReadSession(NatsConfig(servers=(server.url,)), "test", timeout=30.0) as session:
+            server.pause()
+            with pytest.raises(FlushTimeoutError):
+                await session.connection.flush(1)
+            server.resume()
+            await session.connection.flush()
+            assert (await session.api.request("INFO"))["streams"] == 0
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(main())
+    assert caplog.text == ""
+
+
+def test_a_command_does_not_print_what_nats_py_logs() -> None:
+    logs = "logging.getLogger('nats.aio.client').error('nats: encountered error')"
+    program = f"import logging, jetcapture_py.jetstream.connection; {logs}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
