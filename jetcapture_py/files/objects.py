@@ -167,7 +167,7 @@ class StoreObjects:
                     return 0, 1 << 63
                 if low >= anew and high < start:
                     return name.last_seq, 1 << 63
-            table = parquet.read([layout.SEQ, layout.TIMESTAMP])
+            table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
         seqs, times = table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
         before, after = seqs[(times >= anew) & (times < start)], seqs[times >= start]
         return int(before.max(initial=0)), int(after.min(initial=(1 << 63) - 1))
@@ -175,8 +175,7 @@ class StoreObjects:
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
         try:
-            source = self._storage.open(file)
-            with pq.ParquetFile(source, buffer_size=_BUFFER, page_checksum_verification=True) as parquet:
+            with self._storage.parquet(file, buffer_size=_BUFFER, page_checksum_verification=True) as parquet:
                 yield parquet
         except (pa.ArrowException, OSError, KeyError) as error:
             raise JetcaptureError(f"cannot read {file.path}: {one_line(error)}") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -26,6 +27,10 @@ from jetcapture_py.text import one_line
 _KEY = "{key}"
 _REMOTE_THREADS, _LOCAL_THREADS = 16, 1
 _ATTEMPTS = 3
+_SMALL = 4 << 20
+"""Maximum bytes of an object that is fetched from a remote store in one request."""
+_PIECE = 32 << 20
+"""Bytes of a larger object that one request fetches."""
 T = TypeVar("T")
 
 
@@ -35,6 +40,15 @@ def retried(work: Callable[[], T]) -> T:
         with suppress(VanishedError):
             return work()
     return work()
+
+
+def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
+    """Open Parquet so that only the calling thread reads it; also pass `use_threads=False` to the file's methods.
+
+    A thread of Arrow's that still holds a Python file when the interpreter exits ends the process with SIGABRT:
+    https://github.com/apache/arrow/issues/34314.
+    """
+    return pq.ParquetFile(source, pre_buffer=False, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +159,27 @@ class ObjectStorage:
         with _explained(file.path):
             return replace(file, size=int(self._do(lambda fs: _fresh(fs).info(file.place))["size"] or 0))
 
-    def open(self, file: File) -> pa.PythonFile:
-        """Open the file for Arrow, which reads only the ranges it needs."""
-        return pa.PythonFile(_Parts(self, file), mode="r")
+    def parquet(self, file: File, **options: Any) -> pq.ParquetFile:
+        """Open an object as `open_parquet` does; only the ranges that Arrow needs are read, or a small object at once.
+
+        Raises VanishedError, StoreError, pa.ArrowException, OSError.
+        """
+        if self._store is not None and file.size <= _SMALL:
+            return open_parquet(pa.BufferReader(self.read(file)), **options)
+        return open_parquet(pa.PythonFile(_Parts(self, file), mode="r"), **options)
+
+    def stream(self, file: File) -> pa.NativeFile:
+        """Open an object for Arrow's own threads, without Python: a local file, or all bytes of a remote object.
+
+        Raises VanishedError, StoreError.
+        """
+        if self._store is None:
+            with _explained(file.path):
+                return pa.OSFile(file.place)
+        copy = pa.BufferOutputStream()
+        for start in range(0, file.size, _PIECE):
+            copy.write(self.read(file, start, min(start + _PIECE, file.size)))
+        return pa.BufferReader(copy.getvalue())
 
     def notes(self, directory: str) -> list[str]:
         """List the small files in a directory, by their paths relative to the root; none with `{key}` in the URL.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.errors import StoreError, VanishedError
@@ -178,7 +177,7 @@ def _tables(
     storage: ObjectStorage, each: Seen, life: Incarnation, window: _Window
 ) -> Iterator[tuple[pa.Table, bool | None]]:
     """Yield the row groups that reach into the window, and whether all of the object is of the incarnation."""
-    with pq.ParquetFile(storage.open(each.file)) as file:
+    with storage.parquet(each.file) as file:
         own = footer.entries(file.metadata.metadata)
         whole = life.holds(own.get("stream_created", ""), None, None)
         if whole is False:

@@ -19,7 +19,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.reader import File, ObjectStorage, open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.verify import rows
 from jetcapture_py.verify.incarnation import Incarnation as Incarnation
@@ -236,7 +236,7 @@ class _Object:
         self.signed = self._check_footer()
         try:
             source = pa.BufferReader(self._footer if self._data is None else self._data)
-            parquet = pq.ParquetFile(source, page_checksum_verification=True)
+            parquet = open_parquet(source, page_checksum_verification=True)
             self._metadata = parquet.metadata
             self.own = footer.entries(self._metadata.metadata)
             self._paths = self._metadata.schema.to_arrow_schema().names
@@ -396,5 +396,7 @@ class _Object:
             raise DamagedError(f"it cannot be read: {one_line(error)}") from error
 
     def _opened(self) -> pq.ParquetFile:
-        source = self._storage.open(self._file) if self._data is None else pa.BufferReader(self._data)
-        return pq.ParquetFile(source, metadata=self._metadata, page_checksum_verification=True)
+        options = {"metadata": self._metadata, "page_checksum_verification": True}
+        if self._data is None:
+            return self._storage.parquet(self._file, **options)
+        return open_parquet(pa.BufferReader(self._data), **options)

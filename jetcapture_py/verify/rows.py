@@ -73,7 +73,7 @@ def _text(storage: ObjectStorage, file: File, suffix: str) -> list[pa.Table]:
 
 def _parsed(storage: ObjectStorage, file: File, suffix: str, size: int) -> Iterator[pa.Table]:
     _, kind, *end = suffix.split(".")
-    stream: Any = pa.BufferedInputStream(storage.open(file), _READ_AHEAD)
+    stream: Any = pa.BufferedInputStream(storage.stream(file), _READ_AHEAD)
     if end:
         stream = pa.CompressedInputStream(stream, _CODECS[f".{end[0]}"])
     if kind == "csv":

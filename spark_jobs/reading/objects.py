@@ -21,6 +21,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import MAGIC, bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.store.reader import open_parquet
 from jetcapture_py.text import one_line
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Field
@@ -192,7 +193,7 @@ class Archive:
         fs = pa.fs.LocalFileSystem() if self.local else self.fs
 
         def read(name: ObjectName) -> Identities:
-            with pq.ParquetFile(f"{self.root}/{name.path}", filesystem=fs) as file:
+            with open_parquet(f"{self.root}/{name.path}", filesystem=fs) as file:
                 table = file.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
             return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 

@@ -14,7 +14,6 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
@@ -22,6 +21,7 @@ from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import header_blocks
+from jetcapture_py.store.reader import open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.envelope import stored_blocks
 from spark_jobs.restoring import backup
@@ -210,7 +210,7 @@ def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
 
 def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Read an object's row groups with these columns, those that it has, and always nanoseconds."""
-    with _opened(fs, path) as source, pq.ParquetFile(source, pre_buffer=True) as parquet:
+    with _opened(fs, path) as source, open_parquet(source) as parquet:
         present = [name for name in columns if name in parquet.schema_arrow.names]
         for group in piece.groups:
             table = parquet.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.reader import retried
+from jetcapture_py.store.reader import open_parquet, retried
 from jetcapture_py.text import plural
 from spark_jobs.reading.place import Place
 from spark_jobs.restoring.incarnations import Bounds, choose, divide, moment, span, unite
@@ -148,12 +147,12 @@ def _footer(place: Place, name: ObjectName) -> _Footer:
     with (
         place.reading(name.path),
         place.fs.open(f"{place.root}/{name.path}", "rb") as file,
-        pq.ParquetFile(file) as parquet,
+        open_parquet(file) as parquet,
     ):
         metadata = parquet.metadata
         created = tuple(filter(None, entries(metadata.metadata).get("stream_created", "").split(",")))
         if len(created) > 1:
-            times = parquet.read([layout.SEQ, layout.TIMESTAMP])
+            times = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
     columns = {metadata.schema.column(index).path.split(".")[0] for index in range(metadata.num_columns)}
     groups = [_measured(metadata.row_group(index), name) for index in range(metadata.num_row_groups)]
     if times is not None:

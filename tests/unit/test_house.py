@@ -69,6 +69,13 @@ def test_the_pipeline_is_one_short_file_without_libraries() -> None:
     assert {module.partition(".")[0] for module in modules} <= {"jetcapture_py", *sys.stdlib_module_names}
 
 
+def test_parquet_is_opened_in_one_place() -> None:
+    """`open_parquet` says why; Spark's Python workers need not use it, because they exit without the interpreter."""
+    opening = {str(path.relative_to(ROOT)) for path in files() if "pq.ParquetFile(" in path.read_text()}
+    workers = ("compaction/files.py", "reading/arrow_engine.py", "reporting/source.py")
+    assert opening == {"jetcapture_py/store/reader.py", *(f"spark_jobs/{path}" for path in workers)}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_has_few_modules_of_its_own(package: str) -> None:
     assert len(list((ROOT / package).glob("*.py"))) <= MOST_MODULES

@@ -38,9 +38,8 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
         assert shelf.read(file) == data
         assert shelf.read(file, 10, 20) == data[10:20]
         assert shelf.again(file) == file
-        opened = shelf.open(file)
-        opened.seek(len(data) - 4)
-        assert (opened.read(100), opened.size()) == (b"PAR1", len(data))
+        assert shelf.parquet(file).metadata.num_rows == block.name.rows
+        assert shelf.stream(file).read() == data
     for deep in (False, True):
         found = surveyed(shelf, deep=deep)
         assert (found.objects, found.messages, found.quarantined, len(found.sequences)) == (4, 6, 1, 6)
@@ -65,7 +64,9 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
     with pytest.raises(VanishedError):
         shelf.again(absent)
     with pytest.raises((StoreError, OSError)):
-        shelf.open(absent).read(10)
+        shelf.parquet(absent)
+    with pytest.raises(VanishedError):
+        shelf.stream(absent)
 
 
 def test_a_note_is_read_or_is_not_there(place: Place) -> None:

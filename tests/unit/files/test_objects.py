@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.reader import File, ObjectStorage
 from tests.support.archives import put
 from tests.unit.archive.test_writer import ENCODER, batch, plain
 
 
-def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(tmp_path: Path) -> None:
+def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, readers = ObjectStorage.read, set[threading.Thread]()
+
+    def recorded(storage: ObjectStorage, file: File, start: int = 0, end: int | None = None) -> bytes:
+        readers.add(threading.current_thread())
+        return read(storage, file, start, end)
+
+    monkeypatch.setattr(ObjectStorage, "read", recorded)
     for first, last in ((1, 900), (600, 1500), (1501, 1600)):
         identities = plain(last - first + 1, start=first)
         rows = batch(identities, key=pa.array([f"k{seq * 7 % 5}" for seq, _ in identities]))
@@ -24,3 +35,8 @@ def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(tm
     found = [int(payload.split(b"/")[0]) for payload in objects.payloads("s.0", 1550, 10_000)]
     assert found == list(range(3, 1550, 3))
     assert len(list(objects.payloads("s.1", 1550, 20))) >= 20
+    assert len(list(objects.rows("s."))) == 900 + 901 + 100
+    assert objects.start_of(None) == 0
+    assert readers
+    # one that Arrow has started would end the process with SIGABRT if it still had the file at the interpreter's exit
+    assert not any(isinstance(thread, threading._DummyThread) for thread in readers)
