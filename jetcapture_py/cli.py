@@ -363,9 +363,6 @@ JOBS = {
 }
 
 
-_ALSO_NEEDED = {"report": ("jinja2",), "restore": ("google_crc32c",)}
-
-
 def _job(name: str, description: str) -> None:
     """Make a command of the module `spark_jobs.{name}`, which reads its own arguments."""
 
@@ -378,8 +375,7 @@ def _job(name: str, description: str) -> None:
     def run_job(context: typer.Context) -> None:
         from importlib import util
 
-        needed = ("pyspark", "pandas", *_ALSO_NEEDED.get(name, ()))
-        missing = next((package for package in needed if util.find_spec(package) is None), None)
+        missing = next((package for package in ("pyspark", "pandas") if util.find_spec(package) is None), None)
         if missing is not None:
             raise JetcaptureError(f"{missing} is missing: pip install 'jetcapture[spark]'")
         raise typer.Exit(import_module(f"spark_jobs.{name}").main(context.args))

@@ -45,6 +45,17 @@ DURATION_PATTERN = rf"^(?:{_NUMBER}|(?=.){_PARTS})$"
 SIZE_PATTERN = rf"^{_NUMBER}(?:B|[Kk]B|[MGT]B|[KMGT]iB)?$"
 """The grammar of a size as a regular expression that Python and JSON Schema read alike."""
 
+DAY_PATTERN = (
+    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+"""A day that exists, as YYYY-MM-DD; Python and Arrow read this expression alike, and Arrow parses what it matches."""
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+RFC3339_PATTERN = rf"({DAY_PATTERN}[Tt ]{_CLOCK})(\.[0-9]+)?([Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+"""A time with its zone, in a day that exists: date and clock, fraction, zone."""
+RFC3339 = re.compile(RFC3339_PATTERN)
+
 _DURATION = re.compile(DURATION_PATTERN.removesuffix("$") + r"\Z")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[dhms])")
 _SIZE = re.compile(rf"({_NUMBER})(B|[Kk]B|[MGT]B|[KMGT]iB)?")

@@ -21,6 +21,7 @@ from jetcapture_py.config import buckets
 from jetcapture_py.config.messages import did_you_mean
 from jetcapture_py.config.units import (
     DURATION_PATTERN,
+    RFC3339,
     SIZE_PATTERN,
     format_duration,
     format_size,
@@ -31,7 +32,6 @@ from jetcapture_py.config.units import (
 
 DAY = 86_400
 _NAME = re.compile(r"[^\s.*>/\\]{1,255}")
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _SCHEMES = ("nats", "tls", "ws", "wss")
 FORMATS = ("raw", "json", "msgpack", "csv", "tsv", "avro", "protobuf")
 """Built-in formats of payloads."""
@@ -165,7 +165,7 @@ def _start_time(value: object) -> datetime:
     if isinstance(value, datetime) and value.tzinfo is not None:
         return value.astimezone(UTC)
     try:
-        if isinstance(value, str) and _RFC3339.fullmatch(value):
+        if isinstance(value, str) and RFC3339.fullmatch(value):
             return datetime.fromisoformat(value.upper()).astimezone(UTC)
     except (ValueError, OverflowError):
         pass  # such as 30 February

@@ -7,11 +7,12 @@ adds notes of its own to the metadata. A setting that means the same is no diffe
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from jetcapture_py.config.units import RFC3339
 
 _OWN_METADATA = "_nats."
 """Metadata that the server writes itself."""
@@ -28,7 +29,6 @@ _MEANS_NOTHING = {
 }
 """Values of settings that are left out."""
 _UNORDERED = frozenset({"subjects", "filter_subjects", "sources", "tags"})
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _NO_TIME = "0001-01-01T00:00:00Z"
 
 
@@ -73,7 +73,7 @@ def normal(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         parts = [normal("", part) for part in value]
         return (sorted(parts, key=json.dumps) if name in _UNORDERED else parts) or None
-    if isinstance(value, str) and _TIME.fullmatch(value):
+    if isinstance(value, str) and RFC3339.fullmatch(value):
         return None if value == _NO_TIME else utc(value)
     if value in (None, "", 0, -1, _MEANS_NOTHING.get(name)):  # False is 0
         return None
@@ -82,9 +82,9 @@ def normal(name: str, value: Any) -> Any:
 
 def utc(text: str) -> str:
     """Return a time of RFC 3339 in UTC, with no more digits than it needs."""
-    match = _TIME.fullmatch(text)
+    match = RFC3339.fullmatch(text)
     if match is None:
         return text
-    moment = datetime.fromisoformat(match[1] + match[3]).astimezone(UTC)
+    moment = datetime.fromisoformat(f"{match[1]}{match[3]}".upper()).astimezone(UTC)
     fraction = (match[2] or "").rstrip("0").rstrip(".")
     return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"

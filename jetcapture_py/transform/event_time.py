@@ -23,6 +23,7 @@ from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
 from jetcapture_py.transform.decode import FormatConfig, parse_type
+from jetcapture_py.transform.decode.json_values import moments
 from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
 
 END = 7_258_118_400
@@ -31,11 +32,6 @@ _HEADER = "header."
 _IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _MICROSECOND = 10**6
 
-_DAY = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_CLOCK = r"[0-9]{2}:[0-9]{2}:[0-9]{2}"
-_ZONE = r"(Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_LONGER = rf"\A({_DAY}[T ]{_CLOCK}\.[0-9]{{6}})[0-9]+{_ZONE}\z"
-_RFC3339 = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
 _NUMBER = r"\A[0-9]{1,19}(\.[0-9]+)?\z"
 _DIGITS = 9
 """Digits of a fraction: enough for nanoseconds."""
@@ -210,25 +206,8 @@ def _of_decimals(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
 
 
 def _of_texts(texts: pa.StringArray, unit: str | None) -> pa.Int64Array:
-    upper = pc.ascii_upper(texts)
-    dated = _matching(upper, _RFC3339)
-    if dated.null_count > texts.null_count:
-        upper = pc.replace_substring_regex(upper, _LONGER, r"\1\2")
-        dated = _matching(upper, _RFC3339)
-    to = pa.timestamp("us", "UTC")
-    try:
-        times = dated.cast(to)
-    except pa.ArrowInvalid:  # such as 30 February
-        times = pa.concat_arrays([_times_of(dated.slice(row, 1), to) for row in range(len(dated))])
-    found = _scaled(times.cast(pa.int64()), _MICROSECOND)
+    found = _scaled(moments(texts).cast(pa.int64()), _MICROSECOND)
     return found if unit is None else pc.coalesce(found, _of_numbers(texts, unit))
-
-
-def _times_of(text: pa.StringArray, to: pa.DataType) -> pa.TimestampArray:
-    try:
-        return text.cast(to)
-    except pa.ArrowInvalid:
-        return pa.nulls(len(text), to)
 
 
 def _of_numbers(texts: pa.StringArray, unit: str) -> pa.Int64Array:

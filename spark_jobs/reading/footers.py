@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import MAGIC
 from jetcapture_py.archive.footer import length as footer_length
+from jetcapture_py.archive.varint import varint
 
 _TAIL = 1 << 14
 """Bytes that are read first from the end of a file; almost every footer is shorter."""
@@ -96,30 +97,21 @@ def _skip(data: bytes, at: int, kind: int) -> int:
     if kind == _BYTE:
         return at + 1
     if kind in (_I16, _I32, _I64):
-        return _varint(data, at)[1]
+        return varint(data, at)[1]
     if kind == _DOUBLE:
         return at + 8
     if kind == _BINARY:
-        size, at = _varint(data, at)
+        size, at = varint(data, at)
         return at + size
     if kind in (_LIST, _SET):
         count, inner = data[at] >> 4, data[at] & 15
-        count, at = (count, at + 1) if count < 15 else _varint(data, at + 1)
+        count, at = (count, at + 1) if count < 15 else varint(data, at + 1)
         for _ in range(count):
             at = _skip(data, at, _BYTE if inner in (_TRUE, _FALSE) else inner)
         return at
     if kind == _STRUCT:
         while (header := data[at]) != 0:
-            at = at + 1 if header >= 16 else _varint(data, at + 1)[1]
+            at = at + 1 if header >= 16 else varint(data, at + 1)[1]
             at = _skip(data, at, header & 15)
         return at + 1
     raise ValueError(kind)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Decode the varint at `at`; return it and its end."""
-    value, shift = 0, 0
-    while (byte := data[at]) >= 128:
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-    return value | byte << shift, at + 1

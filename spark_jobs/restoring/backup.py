@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.jetstream.restore import CHUNK
+from jetcapture_py.transform.decode.compression import masked_crc
 
 MAGIC = b"NATSARC1"
 END = bytes(5)
@@ -91,8 +92,6 @@ def framed(data: bytes | memoryview) -> list[bytes]:
 
 
 def _frames(view: memoryview) -> Iterator[bytes]:
-    import google_crc32c
-
     codec = pa.Codec("snappy")
     compress = True
     for number, start in enumerate(range(0, len(view), _BLOCK)):
@@ -102,9 +101,7 @@ def _frames(view: memoryview) -> Iterator[bytes]:
             shorter = codec.compress(block, asbytes=True)
             if compress := len(shorter) < len(block) - len(block) // 8:
                 kind, content = _COMPRESSED, shorter
-        crc = google_crc32c.value(block)
-        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        yield b"".join((_HEADER.pack(kind | len(content) + 4 << 8, masked), content))
+        yield b"".join((_HEADER.pack(kind | len(content) + 4 << 8, masked_crc(block)), content))
 
 
 def _named(name: str, content: Mapping[str, Any]) -> bytes:

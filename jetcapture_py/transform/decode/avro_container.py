@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 
+from jetcapture_py.archive.varint import varint
 from jetcapture_py.transform.decode.common import show
 from jetcapture_py.transform.decode.compression import inflate_raw, inflate_zstd, snappy_block
 
@@ -60,14 +61,8 @@ class Header:
 
     def _long(self) -> int:
         """Read a zig-zag varint of up to 64 bits."""
-        value = shift = 0
-        while shift < 64:
-            byte = self._bytes(1)[0]
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value >> 1 ^ -(value & 1)
-        raise ValueError("a number of more than 64 bits")
+        value, self._at = varint(self._payload, self._at)
+        return value >> 1 ^ -(value & 1)
 
 
 def _plain(data: bytes, most: int) -> bytes:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from functools import lru_cache, reduce
-from operator import xor
 
-import numpy as np
+import google_crc32c
 import pyarrow as pa
 
+from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.units import format_size
 
 Inflate = Callable[[bytes], bytes]
@@ -129,14 +128,10 @@ def _snappy(payload: bytes, most: int) -> bytes:
 
 def snappy_block(payload: bytes, most: int) -> bytes:
     """Inflate Snappy's block format, which declares its size, to at most `most` bytes. Raises ValueError."""
-    size, shift = 0, 0
-    for byte in payload[:5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    else:
-        raise ValueError("not snappy: no size")
+    try:
+        size, _ = varint(payload)
+    except ValueError as error:
+        raise ValueError(f"not snappy: {error}") from None
     if size > most:
         raise _too_large(most)
     try:
@@ -160,7 +155,7 @@ def _snappy_stream(payload: bytes, most: int) -> bytes:
             room -= len(part)
             if room < 0:
                 raise _too_large(most)
-            if _masked_crc(part) != int.from_bytes(data[:4], "little"):
+            if masked_crc(part) != int.from_bytes(data[:4], "little"):
                 raise ValueError("the snappy data is damaged: its checksum differs")
             parts.append(part)
         elif kind < 0x80:
@@ -170,54 +165,7 @@ def _snappy_stream(payload: bytes, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-_CRC32C = _table()
-_LANE = 256
-"""Bytes of each of the pieces whose checksums are computed side by side."""
-_LONG = 32 * _LANE
-"""Bytes from which on that is faster than one byte after the other."""
-
-
-def _masked_crc(data: bytes) -> int:
-    """CRC-32C, masked as Snappy's framing format says in section 3."""
-    start = len(data) % _LANE if len(data) >= _LONG else len(data)
-    crc = _register(0xFFFFFFFF, data[:start])
-    if start < len(data):
-        steps = _after_lane()
-        for lane in _lanes(data[start:]):
-            crc = steps[0][crc & 0xFF] ^ steps[1][crc >> 8 & 0xFF] ^ steps[2][crc >> 16 & 0xFF] ^ steps[3][crc >> 24]
-            crc ^= lane
-    crc ^= 0xFFFFFFFF
+def masked_crc(data: bytes) -> int:
+    """Return the CRC-32C, masked as Snappy's framing format says in section 3."""
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _register(crc: int, data: bytes) -> int:
-    for byte in data:
-        crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 0xFF]
-    return crc
-
-
-def _lanes(data: bytes) -> list[int]:
-    """The register after each lane of `data`, if it was zero before."""
-    table, found = np.array(_CRC32C, np.uint32), np.zeros(len(data) // _LANE, np.uint32)
-    for column in np.frombuffer(data, np.uint8).reshape(-1, _LANE).T.copy():
-        found = found >> 8 ^ table[(found ^ column) & 0xFF]
-    return found.tolist()
-
-
-@lru_cache(maxsize=1)
-def _after_lane() -> list[list[int]]:
-    """Return what each byte of the register becomes in a lane of zeros; the register is linear, so they are XORed."""
-    bits = [_register(1 << bit, bytes(_LANE)) for bit in range(32)]
-    return [
-        [reduce(xor, (bits[8 * place + bit] for bit in range(8) if value >> bit & 1), 0) for value in range(256)]
-        for place in range(4)
-    ]

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
+from jetcapture_py.config.units import DAY_PATTERN, RFC3339_PATTERN
 from jetcapture_py.transform.decode.common import Build, MisfitError, show
 
 Reader = Callable[[list[Any]], list[Any]]
@@ -28,17 +29,10 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 MAX_FLOAT32 = 3.4028234663852886e38
 _MAX_UINT64 = 2**64 - 1
 _NUMBER = re.compile(rb'"?(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"?')
-_DAY = (
-    r"(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
-)
-"""A day that exists, so that Arrow parses every text that matches."""
-_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
-_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_DATE = rf"\A{_DAY}\z"
-_MICROSECONDS = rf"\A{_DAY}[T ]{_CLOCK}(\.[0-9]{{1,6}})?{_ZONE}\z"
-_LONGER = r"\A([0-9-]{10}[T ][0-9:]{8}\.[0-9]{6})[0-9]+(Z|[+-][0-9:]{5})\z"
+_DATE = rf"\A{DAY_PATTERN}\z"
+_MOMENT = rf"\A{RFC3339_PATTERN}\z"
+_LONGER = r"(\.[0-9]{6})[0-9]+"
+_LONGEST_UTC = len("2026-01-31T12:00:00.123456Z")
 _YEARS = "a timestamp between the years 1 and 9999"
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
@@ -200,12 +194,21 @@ def _dates(values: list[str | None]) -> pa.Array:
 
 def timestamps(values: list[str | None]) -> pa.Array:
     """Build a column from RFC 3339 texts with zones; digits below a microsecond are dropped. Raises MisfitError."""
-    expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
-    texts = pc.ascii_upper(pa.array(values, pa.string()))
-    if not _all(pc.match_substring_regex(texts, _MICROSECONDS)):
-        texts = pc.replace_substring_regex(texts, _LONGER, r"\1\2")
-        _require(pc.match_substring_regex(texts, _MICROSECONDS), values, expected)
-    return in_years(texts.cast(TIMESTAMP), values)
+    texts = pa.array(values, pa.string())
+    stamps = moments(texts)
+    if stamps.null_count > texts.null_count:
+        expected = "an RFC 3339 timestamp with a zone, such as 2026-01-31T12:00:00Z"
+        _require(pc.or_(stamps.is_valid(), texts.is_null()), values, expected)
+    return in_years(stamps, values)
+
+
+def moments(texts: pa.StringArray) -> pa.TimestampArray:
+    """Convert RFC 3339 texts with zones, null for others; digits below a microsecond are dropped."""
+    texts = pc.ascii_upper(texts)
+    texts = pc.if_else(pc.match_substring_regex(texts, _MOMENT), texts, pa.scalar(None, pa.string()))
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _LONGEST_UTC:
+        texts = pc.replace_substring_regex(texts, _LONGER, r"\1")
+    return texts.cast(TIMESTAMP)
 
 
 def _epochs(unit: str) -> Build:

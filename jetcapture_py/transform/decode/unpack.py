@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.varint import varint
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
 from jetcapture_py.transform.decode.common import REFUSALS, RowBatch, failure
 from jetcapture_py.transform.decode.compression import Inflate
@@ -183,16 +184,10 @@ def split_delimited(payload: bytes) -> Sequence[bytes]:
     found: list[bytes] = []
     at = 0
     while at < len(payload):
-        length = shift = 0
-        while True:
-            if at >= len(payload) or shift > 28:
-                raise ValueError("not delimited: a length is truncated or too large")
-            byte = payload[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
+        try:
+            length, at = varint(payload, at)
+        except ValueError as error:
+            raise ValueError(f"not delimited: {error}") from None
         if length > len(payload) - at:
             raise ValueError(f"not delimited: {length} bytes are announced, {len(payload) - at} follow")
         found.append(payload[at : at + length])

@@ -99,7 +99,7 @@ def test_a_checksum_that_differs_is_damage() -> None:
         inflater("snappy", MOST)(bytes(data))
 
 
-@pytest.mark.parametrize("size", [1, 255, 8_191, 8_192, 8_193, 65_535, 65_536, 200_001])
+@pytest.mark.parametrize("size", [1, 65_536, 200_001])
 def test_checksums_of_framed_snappy_are_those_of_another_library(size: int) -> None:
     data = random.Random(size).randbytes(size)
     inflate = inflater("snappy", size)
