@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -21,6 +22,9 @@ from jetcapture_py.errors import ConfigError
 RESERVED = ("metrics", "livez", "readyz", "snapshot", "status.json")
 """Paths of the process's own HTTP endpoints."""
 _OFF = "null"
+_LOGIN = {"user", "token", "token_file", "creds", "nkey_seed", "nkey_seed_file", "user_jwt", "user_seed"}
+"""Settings of `nats` that may select an account."""
+_PORTS = {"ws": 80, "wss": 443}
 _ONE = {
     "http.listen": "one process has one address: leave it out, or use --http",
     "log.format": "one process has one log: leave it out",
@@ -133,7 +137,7 @@ class ConfigFiles:
     ) -> dict[Path, str]:
         """Return the problems of files that cannot run with the ones before them; unchanged ones come first."""
         found: dict[Path, str] = {}
-        taken: dict[tuple[str, ...], Path] = {}
+        taken: dict[_Identity, Path] = {}
         agreed: dict[str, tuple[str, Path]] = {}
         for path in sorted(wanted, key=lambda each: running.get(each) != wanted[each]):
             config = wanted[path]
@@ -148,7 +152,8 @@ class ConfigFiles:
             if problem:
                 found[path] = problem
                 continue
-            taken.update(dict.fromkeys(_identities(path, config), path))
+            name, work, consumers = _identities(path, config)
+            taken.update(dict.fromkeys((name, work, *consumers), path))
             for setting, value in stated.items():
                 agreed.setdefault(setting, (value, path))
         return found
@@ -187,13 +192,33 @@ def _stated(config: Config) -> dict[str, str]:
     return found
 
 
-def _identities(path: Path, config: Config) -> tuple[tuple[str, ...], ...]:
+_Identity = tuple[object, ...]
+
+
+def _identities(path: Path, config: Config) -> tuple[_Identity, _Identity, list[_Identity]]:
+    """Return what no two captures of a process share: name, work, and the consumer as known to each server.
+
+    With other credentials, a consumer of the same name may belong to another account.
+    """
+    source, nats = config.source, config.nats
+    login = nats.model_dump(include=_LOGIN)
+    work = source.stream, source.consumer, config.store.url.removeprefix("file://").rstrip("/")
+    consumers: list[_Identity] = [
+        (*_server(url), nats.js_api, *login.values(), source.stream, source.consumer) for url in nats.servers
+    ]
+    return (path.stem,), work, consumers
+
+
+def _server(url: str) -> _Identity:
+    """Return host, port and credentials of a server's address."""
+    parts = urlsplit(url)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return host, parts.port or _PORTS.get(parts.scheme, 4222), parts.username, parts.password
+
+
+def _taken(path: Path, config: Config, taken: Mapping[_Identity, Path]) -> str:
+    name, work, consumers = _identities(path, config)
     source = config.source
-    return (path.stem,), (source.stream, source.consumer, config.store.url.removeprefix("file://").rstrip("/"))
-
-
-def _taken(path: Path, config: Config, taken: Mapping[tuple[str, ...], Path]) -> str:
-    name, work = _identities(path, config)
     if not path.stem.isprintable():
         return "captures are named after their files, and this name is not printable; rename the file"
     if path.stem in RESERVED:
@@ -201,11 +226,16 @@ def _taken(path: Path, config: Config, taken: Mapping[tuple[str, ...], Path]) ->
     if name in taken:
         return f"captures are named after their files, and {taken[name]} is called {path.stem} as well; rename one"
     if work in taken:
-        source = config.source
         return (
             f"{taken[work]} already captures stream {source.stream} with consumer {source.consumer} into this archive; "
             "remove one of the two files"
         )
+    for consumer in consumers:
+        if consumer in taken:
+            return (
+                f"{taken[consumer]} already captures stream {source.stream} with consumer {source.consumer}, and each "
+                "archive would get only a part of its messages; use another consumer"
+            )
     return ""
 
 

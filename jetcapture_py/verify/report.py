@@ -143,6 +143,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.holes:
         yield "holes: messages in the stream that are missing from the archive"
         yield from (f"  {line}" for line in _holes(report))
+    if report.holes and report.stored:
+        yield "cause: objects were removed, or another capture of this consumer stores what it receives elsewhere"
     for loss in report.losses:
         yield f"{loss.kind.replace('_', ' ')}: {escaped(loss.summary)}"
         yield from _some([_range(*each) for each in loss.ranges], loss.range_count)

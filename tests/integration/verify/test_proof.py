@@ -141,6 +141,21 @@ def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: Start,
     asyncio.run(scenario())
 
 
+def test_messages_that_another_capture_of_the_consumer_stored_elsewhere_are_holes_with_their_cause(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        server = nats_server()
+        for store in ("here", "elsewhere", "here"):
+            await publish(server.url, orders(30))
+            await capture_all(config(server.url, tmp_path / store))
+        report = await verify(config(server.url, tmp_path / "here"))
+        assert holes(report) == set(range(31, 61))
+        assert "another capture of this consumer stores what it receives elsewhere" in report.as_text()
+
+    asyncio.run(scenario())
+
+
 def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start, tmp_path: Path) -> None:
     async def scenario() -> None:
         filtered = {"source": {"filter_subjects": ["orders.b", "orders.c"]}}

@@ -61,6 +61,15 @@ def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Pat
             "{first} already captures stream FIRST with consumer archive into this archive; remove one",
         ),
         (
+            {"nats": {"servers": ["nats://a:4222", "nats://b"]}},
+            {
+                "source": {"stream": "FIRST", "consumer": "archive"},
+                "store": {"url": "/elsewhere"},
+                "nats": {"servers": ["tls://B:4222"]},
+            },
+            "{first} already captures stream FIRST with consumer archive, and each archive would get only a part",
+        ),
+        (
             {"http": {"listen": ":1"}},
             {"http": {"listen": ":2"}},
             "http.listen: expected :1, as in {first}, got :2; one process has one address: leave it out, or use --http",
@@ -78,12 +87,15 @@ def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
     assert [*found.configs] == [one]
 
 
-def test_the_same_stream_is_captured_twice_with_another_consumer_or_into_another_store(tmp_path: Path) -> None:
-    source = {"stream": "FIRST", "consumer": "other"}
+def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_server(tmp_path: Path) -> None:
     write(tmp_path, "first")
-    write(tmp_path, "second", source=source)
-    write(tmp_path, "third", source=source, store={"url": "/elsewhere"})
-    assert len(ConfigFiles([tmp_path]).read().configs) == 3
+    write(tmp_path, "second", source={"stream": "FIRST", "consumer": "other"})
+    logins = ({"user": "a", "password": "b"}, {"token": "c"}, {"domain": "hub"}, {"servers": ["nats://127.0.0.1:4223"]})
+    for number, login in enumerate(logins):
+        nats = {**CAPTURE["nats"], **login}
+        source = {"stream": "FIRST", "consumer": "archive"}
+        write(tmp_path, f"more{number}", nats=nats, source=source, store={"url": f"/elsewhere/{number}"})
+    assert len(ConfigFiles([tmp_path]).read().configs) == 6
 
 
 def test_captures_are_named_after_their_files_so_names_differ_and_leave_room_for_metrics(tmp_path: Path) -> None:
