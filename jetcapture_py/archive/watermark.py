@@ -40,11 +40,13 @@ class Filters:
     """When the consumer was created, as the server writes it; "" if unknown. Another one starts over."""
     until: int | None = None
     """The last sequence that they selected, of a consumer that was created again since; else None."""
+    repaired: bool = False
+    """A repair has stored messages here, so that archived messages do not tell what the consumer selected."""
 
     def fields(self) -> dict[str, Any]:
         """Return the entry of the watermark's file."""
-        optional = {"consumer": self.consumer, "until": self.until}
-        known = {name: value for name, value in optional.items() if value not in ("", None)}
+        optional = {"consumer": self.consumer, "until": self.until, "repaired": self.repaired}
+        known = {name: value for name, value in optional.items() if value not in ("", None, False)}
         return {"after": self.after, "subjects": self.subjects, "sure": self.sure, **known}
 
 
@@ -155,6 +157,7 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
                 sure=bool(entry.get("sure", True)),
                 consumer=str(entry.get("consumer", "")),
                 until=None if entry.get("until") is None else int(entry["until"]),
+                repaired=bool(entry.get("repaired", False)),
             )
             for entry in fields.get("filters", ())
         ]

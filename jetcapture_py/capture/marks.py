@@ -51,6 +51,7 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
         state.watermark = await state.in_thread(
             state.store_threads, _move_watermark, store, found, state.source.state, idle
         )
+        state.observer.recorded()
     except StoreError as error:
         event(log, logging.WARNING, "watermark.failed", error=error)
 

@@ -47,8 +47,7 @@ def move(data: bytes | None, found: Watermark, state: ConsumerState, idle: timed
     if there is not None and wrong:
         warnings.append(("watermark.corrected", {"was": time_text(there.time), "now": time_text(found.time)}))
         there = replace(there, time=found.time)
-    if there is not None:
-        found = replace(found, filters=_joined(there, found, state, warnings))
+    found = replace(found, filters=_joined(there, found, state, warnings))
     new = found.after(there)
     if there is not None and not wrong and (new is None or _only_later(new, there, idle)):
         return Move(there=there, data=None, warnings=tuple(warnings))
@@ -61,16 +60,18 @@ def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:
 
 
 def _joined(
-    there: Watermark, found: Watermark, state: ConsumerState, warnings: list[tuple[str, Mapping[str, object]]]
+    there: Watermark | None, found: Watermark, state: ConsumerState, warnings: list[tuple[str, Mapping[str, object]]]
 ) -> tuple[Filters, ...]:
     """Return the filters of both; add a warning if they were changed."""
-    other_life = there.created and found.created and there.created != found.created
-    if not there.filters or not found.filters or other_life:
-        return found.filters
-    last, own = there.filters[-1], found.filters[-1]
-    if last.subjects != own.subjects:
-        warnings.append(("watermark.filters", {"seq": there.seq, "before": last.subjects, "now": own.subjects}))
-    return merge_filters(there, own, state.delivered)
+    if there is None or (there.created and found.created and there.created != found.created):
+        there = replace(found, seq=0, filters=())
+    for entry in found.filters:
+        if there.filters and (before := there.filters[-1].subjects) != entry.subjects:
+            fields = {"seq": max(there.seq, there.filters[-1].after), "before": before, "now": entry.subjects}
+            warnings.append(("watermark.filters", fields))
+        delivered = state.delivered if entry is found.filters[-1] else entry.after
+        there = replace(there, filters=merge_filters(there, entry, delivered))
+    return there.filters
 
 
 class Observer:
@@ -83,13 +84,17 @@ class Observer:
     def __init__(self, stream: str, consumer: str) -> None:
         self._stream, self._consumer = stream, consumer
         self._samples: list[tuple[int, int]] = []
-        self._began = 0
+        self._seen: list[Filters] = []  # filters that are not in the watermark yet
         self.overtaken: tuple[int, int] | None = None
         """Sequence and timestamp of a message, if a later one had a lower sequence: the server may have lost it."""
 
     def began(self, state: ConsumerState) -> None:
-        """Record the consumer's position before anything is pulled: its filters until then are unknown."""
-        self._began = state.delivered
+        """Record the consumer's position and filters before anything is pulled: its filters until then are unknown."""
+        self._seen = [_filters(state)]
+
+    def recorded(self) -> None:
+        """Forget the filters seen: the watermark has them."""
+        self._seen.clear()
 
     def saw(self, seq: int, timestamp: int) -> None:
         """Record a received message: its sequence, and its timestamp in microseconds since the epoch."""
@@ -123,6 +128,9 @@ class Observer:
 
         None for a consumer with `max_deliver`: its floor moves past messages that were never acknowledged.
         """
+        now = _filters(state)
+        if not self._seen or self._seen[-1].subjects != now.subjects:
+            self._seen.append(now)
         if state.config.get("max_deliver", -1) > 0:
             return None
         if state.pending == 0 and state.unacked == 0:
@@ -136,12 +144,17 @@ class Observer:
             del self._samples[: place - 1]
             earliest = min(timestamp for _, timestamp in self._samples)  # not the first one after a clock went back
             time = min(moment_of(earliest) - _MICROSECOND, state.asked)
-        subjects = tuple(sorted(filters_of(state.config)))
         return Watermark(
             stream=self._stream,
             consumer=self._consumer,
             created=created,
             seq=state.ack_floor,
             time=time,
-            filters=(Filters(after=self._began, subjects=subjects, consumer=state.created),),
+            filters=tuple(self._seen),
         )
+
+
+def _filters(state: ConsumerState) -> Filters:
+    """Return the consumer's filters; those before its last delivered message are unknown."""
+    subjects = tuple(sorted(filters_of(state.config)))
+    return Filters(after=state.delivered, subjects=subjects, consumer=state.created)

@@ -46,6 +46,8 @@ class Stretch:
     last: int
     candidates: tuple[Candidate, ...]
     """In order of time. With a single one, it is certain."""
+    telling: bool = True
+    """Whether archived messages show which filters selected them: no other consumer and no repair stored any."""
 
     @property
     def subjects(self) -> Subjects:
@@ -105,7 +107,8 @@ class FilterHistory:
         ends = [index + 1 for index, entry in enumerate(entries) if entry.until is not None]
         groups = [entries[start:end] for start, end in pairwise([0, *ends, len(entries)])]
         unknown = max(own[0].after if own[0].subjects else 0 for own in groups)
-        return cls(consumers=tuple(tuple(_stretches(own)) for own in groups[::-1]), unknown=unknown)
+        parts = tuple(tuple(_stretches(own, telling=len(groups) == 1)) for own in groups[::-1])
+        return cls(consumers=parts, unknown=unknown)
 
     @property
     def changed(self) -> bool:
@@ -120,7 +123,7 @@ class FilterHistory:
                 yield f"{part.first} to {part.last}: {names}" if part.last < _END else f"from {part.first}: {names}"
 
 
-def _stretches(entries: Sequence[Filters]) -> Iterator[Stretch]:
+def _stretches(entries: Sequence[Filters], *, telling: bool) -> Iterator[Stretch]:
     """Yield the stretches of one consumer."""
     ends = [*(entry.after for entry in entries[1:]), entries[-1].until or _END]
     first = 1
@@ -141,7 +144,8 @@ def _stretches(entries: Sequence[Filters]) -> Iterator[Stretch]:
                 candidates[-1].delivered = own[-1].after
             candidates.append(Candidate(subjects=subjects, first=own[0].after + 1))
         if first <= (last := pairs[-1][1]):
-            yield Stretch(first=first, last=last, candidates=tuple(candidates))
+            own_only = telling and not any(entry.repaired for entry, _ in pairs)
+            yield Stretch(first=first, last=last, candidates=tuple(candidates), telling=own_only)
             first = last + 1
 
 

@@ -220,7 +220,7 @@ async def _look(
     if not stretches:
         return
     certain = len(part.candidates) == 1
-    if not certain:
+    if part.telling and not certain:
         async for _, seqs, _, subjects in read(session, stream, part.subjects, [(first, last)]):
             inside = (seqs >= first) & (seqs <= last)
             matches = [mask[inside] for mask in part.matches(subjects)]
@@ -281,7 +281,7 @@ def _report(
         up_to_time=moment_of(found.newest) if found.newest else None,
         stored=stored,
         missing=missing.count,
-        holes=tuple(missing.found),
+        holes=tuple(sorted(missing.found, key=lambda hole: hole.first)),
         hole_ranges=missing.ranges,
         gaps=tuple(gaps),
         gap_ranges=gap_ranges,

@@ -1,7 +1,7 @@
 """Capture again what an archive lacks: read it from the stream, and store it as the daemon would have.
 
-The consumer is not touched, and nothing is acknowledged. The watermark stays as it is, because a repair makes true what
-it says. Names follow from messages: after a repair that was killed, another one stores what is still missing.
+The consumer is not touched, and nothing is acknowledged. The watermark keeps its position, because a repair makes true
+what it says. Names follow from messages: after a repair that was killed, another one stores what is still missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import parts
@@ -60,6 +60,10 @@ async def verify_and_repair(
     done. `deep` and `content` are those of `verify`. Raises ConfigError, SourceError, StoreError."""
     found, left = Details(), Details()
     before = await verify(config, deep=deep, content=content, progress=progress, details=found)
+    if len(found.uncertain) and isinstance(store := configured_store(config.store), NoteStore):
+        await asyncio.to_thread(change_note, store, watermark.path(config.source.stream), _repaired)
+        found = Details()  # there may be more without what archived messages tell
+        before = await verify(config, deep=deep, content=content, progress=progress, details=found)
     absent = found.missing
     absent.update(found.uncertain)
     if not len(absent):
@@ -197,6 +201,14 @@ class _Repairer:
         self._done = self._done.with_object(encoded, replaced=replaced)
         if self._progress is not None:
             self._progress("repair", self._done.messages, len(self._absent))
+
+
+def _repaired(data: bytes | None) -> bytes | None:
+    """Return the watermark with the note that messages near its changes of filters were stored again."""
+    if data is None:
+        return None
+    mark = watermark.decode(data)
+    return replace(mark, filters=tuple(replace(entry, repaired=not entry.sure) for entry in mark.filters)).encode()
 
 
 def _of(

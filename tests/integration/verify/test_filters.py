@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,28 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout, watermark
+from jetcapture_py.jetstream import pulls
 from jetcapture_py.verify import lost
 from jetcapture_py.verify.holes import Details
 from jetcapture_py.verify.proof import verify
+from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.repair import verify_and_repair
 from jetcapture_py.verify.report import Report
 from tests.integration.capture.test_watermark import filtered
 from tests.integration.verify.test_proof import captured, holes, orders, remove
+from tests.support import losses
+from tests.support.losses import Filtered
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, capture_all, connection, objects, publish, rows
 
 Start = Callable[..., NatsServer]
+
+
+Histories = Callable[[int], list[tuple[Filtered, random.Random]]]
+
+
+def everything(seqs: Sequences) -> set[int]:
+    return set(seqs.within(seqs.first or 0, seqs.last or 0).tolist())
 
 
 def doubtful(report: Report) -> set[int]:
@@ -108,3 +120,60 @@ def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server:
         assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
     asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ random histories
+
+TOGETHER = 10
+"""Streams that share a server."""
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 20))]
+
+
+@pytest.fixture
+def histories(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], list[tuple[Filtered, random.Random]]]:
+    """Lets streams have random histories of filters and bundles, which end with everything captured."""
+    monkeypatch.setattr(pulls, "EXPIRES", 0.1)
+
+    async def live(seed: int) -> list[tuple[Filtered, random.Random]]:
+        server = nats_server()
+        pairs = [
+            (losses.filtered(number, server, tmp_path), random.Random(f"{seed} {number}")) for number in range(TOGETHER)
+        ]
+        async with connection(server.url) as client:
+            await asyncio.gather(*(subject.live_through(client, chance) for subject, chance in pairs))
+        return pairs
+
+    return lambda seed: asyncio.run(live(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_history_of_filters_and_bundles_raises_an_alarm(histories: Histories, seed: int) -> None:
+    for subject, _ in histories(seed):
+        report = asyncio.run(verify(subject.settings, deep=True))
+        assert (report.exit_code(), report.missing, report.damaged) == (0, 0, ()), report.as_text()
+        assert report.complete is not report.undecided, report.as_text()
+        assert {loss.kind for loss in report.losses} <= {lost.FILTERS}, report.as_text()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_message_of_lost_objects_is_named_whatever_filters_and_bundles_there_were(
+    histories: Histories, seed: int
+) -> None:
+    for subject, chance in histories(1000 + seed):
+        if not objects(subject.archive):
+            continue
+        gone, details = subject.lose(chance), Details()
+        report = asyncio.run(verify(subject.settings, deep=chance.random() < 0.5, details=details))
+        assert gone <= {*everything(details.missing), *everything(details.uncertain)}, report.as_text()
+        if gone:
+            assert not report.complete
+            assert not report.as_text().startswith("complete"), report.as_text()
+            assert report.exit_code(strict=True) == 1
+        asyncio.run(verify_and_repair(subject.settings))
+        for damaged in report.damaged:
+            (subject.archive / damaged.path).unlink()
+        report = asyncio.run(verify(subject.settings))
+        assert report.exit_code(strict=True) == 0, report.as_text()
+        assert gone <= subject.archived

@@ -91,6 +91,8 @@ def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
     A replica that has slept through changes may write, as long as some replica wrote after each of them.
     """
     observers = [Observer("S", "c") for _ in range(3)]
+    for observer in observers:
+        observer.began(consumer_state({"config": {"filter_subjects": list(history[0][0])}}))
     delivered: list[int] = [0]
     data: bytes | None = None
     before: tuple[str, ...] | None = None
@@ -107,6 +109,7 @@ def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
         assert found is not None
         result = move(data, found, state, timedelta())
         data = result.data or data
+        observers[replica].recorded()
         for message in range(1, result.there.seq + 1):
             (*_, held) = (each for each in result.there.filters if each.after < message)
             if held.sure and history[message - 1][1] in held.subjects:
