@@ -15,6 +15,7 @@ pieces are in memory. Small archives are read without Spark.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ class Wanted:
     last: int | None = None
     until: int | None = None
     created: str | None = None
-    changes: Path | None = None
+    changes: str | os.PathLike[str] | None = None
     prefix: str = ""
     consumers: Mapping[str, int] = field(default_factory=dict)
     without_limits: bool = False
@@ -110,7 +111,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     kept = kept_config(place, wanted.stream, plan.created)
     config = target_config(
         kept,
-        wanted.changes,
+        None if wanted.changes is None else Path(wanted.changes),
         source=wanted.stream,
         name=wanted.name,
         prefix=wanted.prefix,

@@ -185,8 +185,9 @@ class Config(Section):
     key: types.Template = Field(
         default_factory=lambda data: data["source"].default_key if "source" in data else "",  # it may be wrong
         description='A template such as "{subject[1]}", "{header.X-Tenant}" or "{region}", "" for one key (default '
-        "with `source.bucket`), or your own function: `package.module:function`. With `source.object_store`, the "
-        "default is `{subject[2]}`: metadata and contents apart.",
+        "with `source.bucket`), or your own function: `package.module:function`. A message without such a part "
+        "has no key, and an empty key is none. With `source.object_store`, the default is `{subject[2]}`: metadata and "
+        "contents apart.",
     )
     block: BlockConfig = Field(default_factory=BlockConfig, description="When a block is sealed.")
     store: StoreConfig = Field(description="Where objects are stored.")
@@ -261,9 +262,9 @@ class Config(Section):
         return tuple(found)
 
 
-def load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
+def load(path: str | os.PathLike[str], env: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration from a file. Raises ConfigError with one line per problem."""
-    return loads(read_text(path, str(path)), env)
+    return loads(read_text(Path(path), os.fspath(path)), env)
 
 
 def loads(text: str, env: Mapping[str, str] = os.environ) -> Config:

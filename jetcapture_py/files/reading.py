@@ -57,7 +57,7 @@ def save_file(
     url: str,
     store: str,
     name: str,
-    target: Path | BinaryIO,
+    target: str | os.PathLike[str] | BinaryIO,
     *,
     as_of: AsOf | None = None,
     options: Mapping[str, Any] | None = None,
@@ -70,13 +70,13 @@ def save_file(
     JetcaptureError, also for a file that was deleted.
     """
     archive = _Archive(url, options)
-    if not isinstance(target, Path):
+    if not isinstance(target, str | os.PathLike):
         try:
             return archive.copy(store, name, moment(as_of), target)
         except OSError as error:
             raise JetcaptureError(f"cannot write: {os.strerror(error.errno or 0)}") from error
     try:
-        return _replaced(target, lambda file: archive.copy(store, name, moment(as_of), file))
+        return _replaced(Path(target), lambda file: archive.copy(store, name, moment(as_of), file))
     except OSError as error:
         raise JetcaptureError(f"cannot write {target}: {os.strerror(error.errno or 0)}") from error
 

@@ -131,6 +131,11 @@ class Archive:
         entries = self.place.entries()
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
+        if not self.quarantine and any(map(layout.parse_path, self.place.files(f"{layout.QUARANTINE}/{self.stream}"))):
+            raise JetcaptureError(
+                f"the archive of stream {self.stream} under {self.url} has only a quarantine, of messages that could "
+                "not be decoded: select FROM quarantine, or read it with quarantine=True"
+            )
         if self.stream in entries:
             raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} has no objects")
         raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{self.place.known_streams()}")

@@ -159,6 +159,8 @@ class DelimitedDecoder:
         if not count:
             return [pa.array([], pa.string()) for _ in wanted], {}
         data = b"".join([self._delimiter.encode() * (width - 1), b"\n", records, b"\n"])
+        # a copy outside of Python, because the thread with which Arrow reads ahead may release it at the process's exit
+        source = pa.array([data], pa.large_binary()).buffers()[2].slice(0, len(data))
         invalid: dict[int, str] = {}
 
         def skip(row: arrow_csv.InvalidRow) -> str:
@@ -166,7 +168,7 @@ class DelimitedDecoder:
             return "skip"
 
         table = arrow_csv.read_csv(
-            pa.BufferReader(data),
+            pa.BufferReader(source),
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(data) + 1),
             arrow_csv.ParseOptions(
                 delimiter=self._delimiter,

@@ -657,7 +657,7 @@ def test_a_file_is_loaded_with_the_variables_of_the_environment(
     path = tmp_path / "jetcapture.yaml"
     path.write_text("\ufeffsource: {stream: '${STREAM}', consumer: b}\nstore: {url: /data}\n", "utf-8")
     monkeypatch.setenv("STREAM", "ORDERS")
-    assert model.load(path).source.stream == "ORDERS"
+    assert model.load(path).source.stream == model.load(str(path)).source.stream == "ORDERS"
 
 
 # --- the schema

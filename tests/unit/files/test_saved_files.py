@@ -31,7 +31,7 @@ def directory(tmp_path: Path) -> Path:
 class TestTemporaryFiles:
     def test_no_file_of_the_user_is_overwritten_or_removed(self, root: Path, directory: Path) -> None:
         (directory / ".mine.partial").write_text("precious")
-        save_file(str(root), "files", NAME, directory / "mine")
+        save_file(str(root), "files", NAME, str(directory / "mine"))
         assert (directory / ".mine.partial").read_text() == "precious"
         assert (directory / "mine").read_bytes() == DATA
 

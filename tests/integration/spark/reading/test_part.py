@@ -78,8 +78,11 @@ def test_a_wrong_time_or_key_is_refused_with_the_name_of_its_argument(
 
 def test_a_stream_without_objects_is_told_apart_from_a_missing_stream(spark: SparkSession, days: Archive) -> None:
     (days.root / "EMPTY").mkdir()
+    days.write([1], stream="BAD", quarantine=True)
+    hint = "could not be decoded: select FROM quarantine, or read it with quarantine=True"
     for stream, expected in (
         ("EMPTY", f"the archive of stream EMPTY under {days.url} has no objects"),
+        ("BAD", f"the archive of stream BAD under {days.url} has only a quarantine, of messages that {hint}"),
         ("NONE", f"no archive of stream NONE under {days.url}; there are: EMPTY, ORDERS"),
     ):
         with pytest.raises(JetcaptureError) as raised:
