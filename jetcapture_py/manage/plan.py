@@ -167,7 +167,7 @@ async def _consumer_plan(
             name=each.name,
             old=each.actual,
             new=each.wanted,
-            refusal=consumer_refusal(each, actual, server) or (deletes if each.name == setting else None),
+            refusal=consumer_refusal(each, actual, server) or (deletes if setting in ("", each.name) else None),
         )
         for each in differ
     ]
@@ -178,7 +178,7 @@ async def _consumer_plan(
         changes=tuple(changes),
         request=request,
         wanted=wanted,
-        refusal=unusable(source.stream, name, actual) or (None if setting else deletes),
+        refusal=unusable(source.stream, name, actual),
     )
 
 
@@ -190,7 +190,7 @@ async def _deleted(
     request: Mapping[str, Any],
     differ: list[Difference],
 ) -> tuple[str, str | None]:
-    """Return the setting of the consumer ("" for none) that would delete stored messages, and why it is refused."""
+    """Return the setting of the consumer that would delete stored messages, "" if any would, and why it is refused."""
     retention = settings.get("retention", "limits")
     filters = any(each.name == "filter_subjects" for each in differ)
     if (

@@ -242,21 +242,16 @@ class ConsumerChange:
         """Take the number of stored messages of a subject."""
         old, new = matches(subject, self._before), matches(subject, self._after)
         others = [needs_all for filters, needs_all in self._others if matches(subject, filters)]
-        if new:
-            deleted = not old and self._actual.delivered >= self._first and (self._queue or not others)
-        else:
-            deleted = not self._queue and (not any(others) if old and self._needs else not others)
-        if deleted:
+        needs = self._actual.pending + self._actual.unacked > 0
+        only_here = not self._queue and not (any(others) if old and needs else others)
+        past = not old and self._actual.delivered >= self._first and (self._queue or not others)
+        if past if new else only_here:
             self._unmatched.add(subject, count, exact=not others and not new)
-        if old and not self._queue and not any(others):
+        if old and only_here:
             self._only_here.add(subject, count, exact=not others)
 
-    @property
-    def _needs(self) -> int:
-        return self._actual.pending + self._actual.unacked
-
     def refusal(self, changes: Sequence[Difference]) -> tuple[str, str] | None:
-        """Return the setting ("" for none) that would delete messages, and why it is refused."""
+        """Return the setting that would delete messages, "" if any change would, and why it is refused."""
         names = {change.name for change in changes}
         if self._unmatched.count:
             setting = "filter_subjects" if "filter_subjects" in names else ""

@@ -207,6 +207,17 @@ def test_check_says_what_it_could_not_check_for_lack_of_a_permission(start: Star
     assert {each.about for each in found.found if each.level == "skipped"} == {"account", "stream"}
 
 
+def test_check_without_the_other_consumers_skips_what_a_change_of_the_consumer_would_delete(
+    start: Start, tmp_path: Path
+) -> None:
+    server = start(without("$JS.API.CONSUMER.LIST.ORDERS", of="CHECKER"), retention="interest")
+    found = checked(server, tmp_path / "archive")
+    assert found.problems == []
+    (skipped,) = (each.text for each in found.found if each.level == "skipped")
+    assert skipped.startswith("it differs from the configuration; what a change would delete: ")
+    assert "$JS.API.CONSUMER.LIST.ORDERS" in skipped
+
+
 @pytest.mark.parametrize("subject", listed("CHECKER", optional=False))
 def test_a_permission_that_a_capture_needs_and_the_checking_user_lacks_is_a_problem(
     start: Start, tmp_path: Path, subject: str
