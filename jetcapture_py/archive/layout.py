@@ -56,6 +56,8 @@ OPTIONAL = (ROW, TIME)
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
 """The columns that identify a message. The timestamp is needed because a recreated stream reuses sequences."""
 STAGE, ERROR, RAW_HEADERS = "stage", "error", "raw_headers"
+NOT_UTF8 = "subject"
+"""The stage of a message whose subject is not UTF-8 and is stored with escapes."""
 KEY = "key"
 """Column of the message's key in objects of bundles; in others, the key is in the path."""
 BUNDLE = "bundle"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jetcapture_py.archive.layout import escape_subject
+from jetcapture_py.archive.layout import NOT_UTF8, escape_subject
 from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.jetstream.ack_subject import ack_numbers
 from jetcapture_py.jetstream.wire.inbox import Received, text_of
@@ -86,7 +86,7 @@ def _subjects(values: pa.BinaryArray) -> tuple[pa.StringArray, list[Failure]]:
                 texts.append(value.decode())
             except UnicodeDecodeError:
                 texts.append(escape_subject(value))
-                failures.append(Failure(index=index, stage="subject", error="the subject is not valid UTF-8"))
+                failures.append(Failure(index=index, stage=NOT_UTF8, error="the subject is not valid UTF-8"))
         return pa.array(texts, pa.string()), failures
 
 

@@ -34,11 +34,11 @@ def publish_batches(
 ) -> tuple[int, int]:
     """Publish all rows in order; return the number of acknowledged messages, and of duplicates among them.
 
-    `batches` have the columns `subject` (string) and `payload` (binary or string), and optionally `id` (string: the
-    message id, which makes it safe to publish again after a lost connection or in a retried task), `headers`
-    (map<string, list<string>>), `header:NAME`, `header_lines` and `due`. A thread reads them while messages are in
-    flight. `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages. `stored` as in
-    `Publisher.publish_batch`. Raises SourceError; does not connect without batches.
+    `batches` have the columns `subject` (string, or binary if some are not UTF-8) and `payload` (binary or string), and
+    optionally `id` (string: the message id, which makes it safe to publish again after a lost connection or in a
+    retried task), `headers` (map<string, list<string>>), `header:NAME`, `header_lines` and `due`. A thread reads them
+    while messages are in flight. `login` may be the options of `spark_jobs.publishing.login`, `window` counts messages.
+    `stored` as in `Publisher.publish_batch`. Raises SourceError; does not connect without batches.
     """
     return asyncio.run(_publish(iter(batches), login, window, stored))
 

@@ -53,7 +53,7 @@ _CONNECT_TIMEOUT = 20.0
 _MOST_SHOWN = 5
 _MOST_SEQ = 1 << 62
 _EVERYTHING = (layout.STREAM, layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS, layout.PAYLOAD)
-_OPTIONAL = {layout.ROW: "int", layout.RAW_HEADERS: "binary"}
+_OPTIONAL = {layout.ROW: "int", layout.STAGE: "string", layout.RAW_HEADERS: "binary"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

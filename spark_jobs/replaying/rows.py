@@ -19,7 +19,7 @@ from spark_jobs.publishing.instructions import names_of
 from spark_jobs.publishing.subjects import is_odd
 from spark_jobs.reading.columns import find, quoted
 from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
-from spark_jobs.replaying.task import MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
+from spark_jobs.replaying.task import ESCAPED, MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
 
 _MOST_TASKS = 8
 """A server queues 10,000 messages per stream before it drops some; this many publish windows stay below that."""
@@ -113,6 +113,9 @@ def rows_of(frame: DataFrame, template: str, payload: str | None) -> ReplayRows:
     messages = stream is not None and seq is not None
     subject = _Subject(known, parts, template)
     columns = {"subject": subject.value, "payload": _payload(known, name, messages)}
+    stage = known.get(layout.STAGE)
+    if stage is not None and any(part.kind in ("subject", "token") for part in parts):
+        columns[ESCAPED] = sf.coalesce(stage == layout.NOT_UTF8, sf.lit(False))  # noqa: FBT003
     headers = known.get(layout.HEADERS)
     if headers is not None:
         # Spark handles an empty map ten times faster than null; a message with provenance has headers anyway

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
 from spark_jobs.publishing.instructions import instructs, without_instructions
@@ -18,6 +19,8 @@ from spark_jobs.reading.row_json import rfc3339
 
 STREAM, SEQ, TIMESTAMP, ROW, RAW_HEADERS = "stream", "seq", "timestamp", "row", "raw_headers"
 """Optional columns besides `subject`, `payload` and `headers`; timestamps in microseconds."""
+ESCAPED = "escaped"
+"""Optional column: whether the subject is made of one that is not UTF-8, and has its bytes as escapes."""
 MISSING = "missing"
 """Optional column that describes, for rows without a subject, the part that is null and the row."""
 FROM_STREAM, FROM_SEQ, FROM_TIME = "Jetcapture-Stream", "Jetcapture-Sequence", "Jetcapture-Timestamp"
@@ -100,7 +103,7 @@ class _Preparation:
             _check_payloads(given)
         if MISSING in given and given[MISSING].null_count < batch.num_rows:
             raise SourceError(f"a row has no subject: {given[MISSING].drop_null()[0]}")
-        columns = {name: given[name] for name in ("subject", "payload")}
+        columns = {"subject": _subjects(given), "payload": given["payload"]}
         if "headers" in given:
             columns["headers"] = without_instructions(given["subject"], given["headers"], self._task.kept)
         if RAW_HEADERS in given:
@@ -160,6 +163,15 @@ class _Preparation:
         dues = self._due + np.cumsum(gaps)
         self._timestamp, self._due = times[-1], float(dues[-1])
         return pa.array(dues)
+
+
+def _subjects(given: dict[str, pa.Array]) -> pa.Array:
+    """Return the subjects, as bytes if some are not UTF-8."""
+    if ESCAPED not in given or not pc.any(given[ESCAPED]).as_py():
+        return given["subject"]
+    subjects = given["subject"].cast(pa.binary())
+    unescaped = [None if text is None else layout.unescape_subject(text) for text in subjects.to_pylist()]
+    return pc.if_else(given[ESCAPED], pa.array(unescaped, pa.binary()), subjects)
 
 
 def _check_payloads(given: dict[str, pa.Array]) -> None:

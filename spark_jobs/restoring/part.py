@@ -295,7 +295,7 @@ def _array(table: pa.Table, name: str) -> pa.Array:
 
 def _unescaped(subjects: pa.BinaryArray, stages: pa.StringArray) -> pa.BinaryArray:
     """Return the bytes of subjects that are not UTF-8."""
-    odd = pc.fill_null(pc.equal(stages, "subject"), False)  # noqa: FBT003
+    odd = pc.fill_null(pc.equal(stages, layout.NOT_UTF8), False)  # noqa: FBT003
     if not pc.any(odd).as_py():
         return subjects
     values = subjects.to_pylist()

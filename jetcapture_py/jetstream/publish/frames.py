@@ -42,17 +42,17 @@ def check_subject(subject: str) -> None:
         raise SourceError(f"invalid subject {subject!r}: a message cannot be published to a wildcard")
     if subject.startswith(("$JS.", "$SYS.")):
         raise SourceError(f"invalid subject {subject!r}: it is reserved for the server")
-    if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
+    if (size := len(subject.encode(errors="surrogateescape"))) > MAX_SUBJECT_BYTES:
         raise SourceError(f"invalid subject {subject[:40]!r}…: {size} bytes exceed the protocol's limit")
 
 
 def unusual_subjects(subjects: pa.Array) -> list[str]:
-    """Return the distinct subjects that need `check_subject`; all others are short and plain."""
+    """Return the distinct subjects, strings or binary, that need `check_subject`; all others are short and plain."""
     plain = pc.and_(
         pc.match_substring_regex(subjects, PLAIN_SUBJECT), pc.less_equal(pc.binary_length(subjects), MAX_SUBJECT_BYTES)
     )
-    found: list[str] = pc.unique(subjects.filter(pc.invert(plain))).to_pylist()
-    return found
+    unusual = pc.unique(subjects.filter(pc.invert(plain))).cast(pa.binary()).to_pylist()
+    return [subject.decode(errors="surrogateescape") for subject in unusual]
 
 
 def header_block(headers: Iterable[tuple[str, str]]) -> bytes:

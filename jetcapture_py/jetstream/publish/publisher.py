@@ -170,11 +170,11 @@ class Publisher:
     ) -> None:
         """Publish columns of messages, much faster than `publish`.
 
-        `subjects` are strings without nulls; `payloads` binary or strings, null is empty; `headers` map<string,
-        list<string>>, null for none. `ids` and the columns of `extra`, by header name, are strings, null for none; they
-        replace headers of that name. `lines` are further raw header lines with their line ends, null for none. `stored`
-        allows header names and values that `publish` would reject but NATS has accepted before. Nothing is published if
-        any subject is invalid.
+        `subjects` are strings, or binary if some are not UTF-8, without nulls; `payloads` binary or strings, null is
+        empty; `headers` map<string, list<string>>, null for none. `ids` and the columns of `extra`, by header name, are
+        strings, null for none; they replace headers of that name. `lines` are further raw header lines with their line
+        ends, null for none. `stored` allows header names and values that `publish` would reject but NATS has accepted
+        before. Nothing is published if any subject is invalid.
         """
         if self._error is not None:
             raise self._error
@@ -198,7 +198,9 @@ class Publisher:
             sizes = sizes if blocks is None else pc.add(sizes, pc.binary_length(blocks))
             largest = pc.max(sizes).as_py()
             if largest > self._nc.max_payload:
-                self._refuse_size(largest, part[pc.index(sizes, largest).as_py()].as_py().decode())
+                self._refuse_size(
+                    largest, part[pc.index(sizes, largest).as_py()].as_py().decode(errors="backslashreplace")
+                )
             numbers = pa.array(np.arange(self._next, self._next + rows)).cast(pa.string()).cast(pa.binary())
             replies = pc.binary_join_element_wise(pa.scalar(self._prefix), numbers, b"")
             self._next += rows

@@ -324,15 +324,16 @@ def test_the_quarantine_is_replayed_with_its_raw_bytes(
     archive: Archive, server: NatsServer, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive.write([9], payloads=[b"good"])
-    raw = [None, b"NATS/1.0\r\nno colon\r\nNats-Msg-Id: x\r\nB: \xff\r\nJetcapture-Replay: old\r\n\r\n", None]
+    raw = [None, b"NATS/1.0\r\nno colon\r\nNats-Msg-Id: x\r\nB: \xff\r\nJetcapture-Replay: old\r\n\r\n", None, None]
     archive.write(
-        [1, 2, 3],
+        [1, 2, 3, 4],
         quarantine=True,
-        payloads=[b'{"half":', b"\xff\0", b""],
-        headers=[[("A", ["1"])], None, None],
-        stage=["decode", "headers", "decode"],
-        error=["truncated", "no colon", "empty"],
+        payloads=[b'{"half":', b"\xff\0", b"", b"4"],
+        headers=[[("A", ["1"])], None, None, None],
+        stage=["decode", "headers", "decode", "subject"],
+        error=["truncated", "no colon", "empty", "the subject is not valid UTF-8"],
         raw_headers=raw,
+        columns={"_nats_subject": ["orders.new", "orders.new", r"orders.\xff", r"orders.\x5cxff.\xff"]},
     )
     arguments = [archive.url, "ORDERS", "--servers", server.url, "--subject", "replay.{subject}", "--quarantine"]
     assert main([*arguments, "--replay-id", "r", "--to-seq", "2"]) == 0
@@ -342,7 +343,10 @@ def test_the_quarantine_is_replayed_with_its_raw_bytes(
     ]
     assert main([*arguments, "--resume", "r"]) == 0
     assert " 2 already in the target; replay id r" in capsys.readouterr().out
-    assert [message.payload for message in stored(server.url)] == [b'{"half":', b"\xff\0", b""]
+    messages = stored(server.url)
+    assert [message.payload for message in messages] == [b'{"half":', b"\xff\0", b"", b"4"]
+    not_utf_8 = "replay.orders.\\xff.\ufffd"  # as the server writes it in JSON
+    assert [message.subject for message in messages][2:] == ["replay.orders.\\xff", not_utf_8]
 
 
 def test_ids_tell_the_lives_of_a_recreated_stream_apart(
