@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from jetcapture_py import plugins
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.config.decoding import DecodeConfig
 from jetcapture_py.config.template import parse_template
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, ObjectReader, read_watermark, users_errors
-from jetcapture_py.transform.decode import FormatConfig, parse_type
+from jetcapture_py.transform.decode import parse_type
 from jetcapture_py.transform.keys import KeyFunction
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ TIMEOUT = 5.0
 ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
 
 
-def describe(template: str, decode: FormatConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
+def describe(template: str, decode: DecodeConfig, key: KeyFunction | None, decoder: Decoder | None) -> str:
     """Describe how keys are made: the template or the name of a function, and where the template's fields come from."""
     if key is not None:
         return _name(key)
@@ -62,7 +63,7 @@ def _name(code: Any) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def _declared(field: str, decode: FormatConfig) -> str:
+def _declared(field: str, decode: DecodeConfig) -> str:
     """Describe the declared column that a template's field is taken from."""
     stored = {layout.field_name(name): column for name, column in decode.columns.items()}
     head = field.split(".")[0]

@@ -1,11 +1,22 @@
-"""Received messages as columns: a message is a row here, never a separate Python object."""
+"""Received messages as columns: a message is a row here, never a separate Python object; and what decodes them.
+
+Decoders are called so that a message that one cannot handle fails alone.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.schema import REPLY, conform, unify
+from jetcapture_py.text import one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +90,159 @@ class Decoder(Protocol):
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`."""
         ...
+
+
+# ------------------------------------------------------------------ calling decoders
+
+
+_TAKEN = {*layout.ENVELOPE, *layout.OPTIONAL, REPLY, *layout.RESERVED}
+"""Column names reserved for the archive."""
+_OURS = ("jetcapture_py.transform.decode", "jetcapture_py.transform.bucket")
+_LONGEST_STAGE = 40
+_NOTHING = pa.RecordBatch.from_arrays([], names=[])
+
+
+def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
+    """Decode a batch. If the decoder raises or breaks its contract, decode each message alone to find the bad ones.
+
+    Raises only BatchTooWideError, for several messages, whatever the decoder does: even `sys.exit` fails one message.
+    """
+    if not len(batch):
+        return Decoded(fields=_NOTHING)
+    try:
+        return _checked(decoder.decode(batch), len(batch), ours=_is_ours(decoder))
+    except BatchTooWideError as error:
+        if len(batch) > 1:
+            raise
+        return _failed(str(error) or "the decoder refused its columns as too large")
+    except BaseException as error:
+        if len(batch) == 1:
+            return _failed(error)
+    return _together([decode_checked(decoder, batch.slice(index, 1)) for index in range(len(batch))])
+
+
+def _is_ours(decoder: Decoder) -> bool:
+    """Whether the decoder's columns need no validation."""
+    inner = getattr(decoder, "decoder", None)
+    return type(decoder).__module__.startswith(_OURS) and (inner is None or _is_ours(inner))
+
+
+def _failed(error: object) -> Decoded:
+    failure = Failure(index=0, stage="decode", error=one_line(error))
+    return Decoded(fields=_NOTHING, messages=pa.array([], pa.int32()), failures=(failure,))
+
+
+def _together(parts: list[Decoded]) -> Decoded:
+    """Join the results of single messages; those whose columns do not go together with the first fail."""
+    try:
+        return _joined(parts)
+    except Exception as error:
+        schema = next(part.fields.schema for part in parts if part.fields.num_columns)
+        like = [part.fields.schema.equals(schema) or not part.fields.num_columns for part in parts]
+        return _joined([part if same else _failed(error) for part, same in zip(parts, like, strict=True)])
+
+
+def _joined(parts: Sequence[Decoded]) -> Decoded:
+    failures = tuple(
+        Failure(index=index, stage=failure.stage, error=failure.error)
+        for index, part in enumerate(parts)
+        for failure in part.failures
+    )
+    kept = [(index, part) for index, part in enumerate(parts) if not part.failures]
+    counts = [1 if part.messages is None else len(part.messages) for _, part in kept]
+    messages = pa.array(
+        [index for (index, _), count in zip(kept, counts, strict=True) for _ in range(count)], pa.int32()
+    )
+    columns = [part.fields for _, part in kept]
+    known = parts[-1].columns
+    schema = unify([fields.schema for fields in columns]) if columns else _NOTHING.schema
+    if not len(schema):
+        return Decoded(fields=_NOTHING, messages=messages, failures=failures, columns=known)
+    batches = [
+        conform(fields, schema) if fields.num_columns else _nulls(schema, count)  # Arrow counts no rows without columns
+        for fields, count in zip(columns, counts, strict=True)
+    ]
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    return Decoded(fields=table.to_batches()[0], messages=messages, failures=failures, columns=known)
+
+
+def _nulls(schema: pa.Schema, count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
+
+
+def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
+    """Return the result for `count` messages if it is as `Decoded` and `Decoder` promise; raise otherwise."""
+    if not hasattr(decoded, "fields"):
+        raise TypeError(f"the decoder returned {type(decoded).__name__} instead of Decoded")
+    fields, messages = decoded.fields, decoded.messages
+    if not isinstance(fields, pa.RecordBatch):
+        raise TypeError(f"the decoder returned {type(fields).__name__} instead of a RecordBatch as fields")
+    if not (messages is None or isinstance(messages, pa.Array)):
+        raise TypeError(f"the decoder returned {type(messages).__name__} instead of an int32 array as messages")
+    columns = getattr(decoded, "columns", None)
+    if not (columns is None or isinstance(columns, pa.Schema)):
+        raise TypeError(f"the decoder returned {type(columns).__name__} instead of a Schema as columns")
+    if not ours:
+        fields.validate(full=True)
+        if messages is not None:
+            messages.validate(full=True)
+    for schema in (fields.schema,) if columns is None else (fields.schema, columns):
+        _check_columns(schema, ours=ours)
+    messages = None if messages is None else messages.cast(pa.int32())
+    failures = tuple(_failure(each) for each in decoded.failures)
+    _check_count(fields.num_rows if fields.num_columns else None, messages, failures, count)
+    return Decoded(fields=fields, messages=messages, failures=failures, columns=columns)
+
+
+def _check_columns(schema: pa.Schema, *, ours: bool) -> None:
+    """Raise unless columns of these names and types can be stored."""
+    names = [name.lower() for name in schema.names]
+    if len(set(names)) < len(names):
+        raise ValueError("the decoder returned duplicate columns (case-insensitive)")
+    if taken := _TAKEN.intersection(names):
+        raise ValueError(f"the decoder returned a column {min(taken)}, which is reserved for the archive")
+    for column in () if ours else schema:
+        if (problem := _unstorable(column.type)) is not None:
+            raise TypeError(f"the decoder returned a column of type {column.type}, which cannot be stored: {problem}")
+
+
+def _check_count(rows: int | None, messages: pa.Int32Array | None, failures: Sequence[Failure], count: int) -> None:
+    """Raise unless every message gave rows or one failure; `rows` is None without columns."""
+    failed = [failure.index for failure in failures]
+    if messages is None:
+        if failed or rows not in (None, count):
+            raise ValueError(f"the decoder returned {rows} rows and {len(failed)} failures for {count} messages")
+        return
+    origins = messages.to_numpy()
+    if rows not in (None, len(origins)):
+        raise ValueError(f"the decoder returned {rows} rows and {len(origins)} message numbers")
+    if (origins[1:] < origins[:-1]).any():
+        raise ValueError("the decoder returned message numbers that are not in order")
+    named = [*failed, *origins[:1], *origins[-1:]]
+    if wrong := [index for index in named if not 0 <= index < count]:
+        raise ValueError(f"the decoder returned message number {wrong[0]}; expected 0 to {count - 1}")
+    times = np.bincount(failed, minlength=count) if failed else np.zeros(count, np.int64)
+    times[np.unique(origins)] += 1
+    if (times != 1).any():
+        raise ValueError("the decoder must return either rows or one failure for each message")
+
+
+def _failure(given: Any) -> Failure:
+    """Sanitize a failure for storing: the decoder may have put anything into it."""
+    stage = one_line(given.stage, _LONGEST_STAGE) if isinstance(given.stage, str) else ""
+    error = one_line(given.error) or "the decoder returned no reason"
+    return Failure(index=operator.index(given.index), stage=stage or "decode", error=error)
+
+
+@lru_cache(maxsize=1024)
+def _unstorable(of: pa.DataType) -> str | None:
+    """Say why columns of that type cannot be put into blocks and stored as Parquet; None if they can."""
+    table = pa.schema([("column", of)]).empty_table()
+    import pyarrow.parquet as pq
+
+    try:
+        table = pa.concat_tables([table, table]).combine_chunks().take(pa.array([], pa.int64()))
+        pq.write_table(table.filter(pa.array([], pa.bool_())), pa.BufferOutputStream())
+    except Exception as error:
+        return one_line(error)
+    return None

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS
-from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
-from jetcapture_py.transform.decode.checked import decode_checked
+from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch, decode_checked
 from jetcapture_py.transform.keys import header_values
 
 _KEY = r"^\$KV\.[^.]+\."

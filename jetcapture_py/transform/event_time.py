@@ -12,7 +12,7 @@ Times from 1970 to 2199 are valid. Others come from a wrong unit, or are placeho
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,13 @@ from jetcapture_py.archive import layout
 from jetcapture_py.config.units import quoted
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.decode import FormatConfig, parse_type
-from jetcapture_py.transform.decode.json_values import moments
+from jetcapture_py.transform.decode import parse_type
+from jetcapture_py.transform.decode.json_declared import moments
 from jetcapture_py.transform.keys import FieldTexts, field_column, header_values, payload_texts
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.block import BlockConfig
+    from jetcapture_py.config.decoding import DecodeConfig
 
 END = 7_258_118_400
 """The year 2200, in seconds since 1970."""
@@ -37,26 +41,7 @@ _DIGITS = 9
 """Digits of a fraction: enough for nanoseconds."""
 
 
-class TimeConfig(Protocol):
-    """The part of the configuration about the time of buckets."""
-
-    @property
-    def time(self) -> str:
-        """`timestamp`, a decoded field, or `header.NAME`."""
-        ...
-
-    @property
-    def time_unit(self) -> str | None:
-        """The unit of numbers."""
-        ...
-
-    @property
-    def time_fallback(self) -> str | None:
-        """`timestamp`: a message without a valid time gets the stream's timestamp."""
-        ...
-
-
-def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTime | None:
+def make_event_time(config: BlockConfig, decode: DecodeConfig | None) -> EventTime | None:
     """Return the reader of `block.time`; None for the stream's timestamp. Raises ValueError with one line.
 
     `decode` is the configuration of the decoder, None for a decoder passed to `Capture`.
@@ -80,7 +65,7 @@ def make_event_time(config: TimeConfig, decode: FormatConfig | None) -> EventTim
     )
 
 
-def _check_declared(config: TimeConfig, decode: FormatConfig) -> None:
+def _check_declared(config: BlockConfig, decode: DecodeConfig) -> None:
     """Raise ValueError unless the field is a declared column of a suitable type."""
     declared = [(layout.field_name(name), parse_type(column.type)) for name, column in decode.columns.items()]
     like = pa.RecordBatch.from_arrays([pa.nulls(0, of) for _, of in declared], names=[name for name, _ in declared])

@@ -17,7 +17,7 @@ from jetcapture_py.config.template import TemplatePart, parse_template
 from jetcapture_py.transform.batch import MessageBatch
 
 if TYPE_CHECKING:
-    from jetcapture_py.transform.decode import FormatConfig
+    from jetcapture_py.config.decoding import DecodeConfig
 
 
 class KeyFunction(Protocol):
@@ -35,7 +35,7 @@ class KeyFunction(Protocol):
         ...
 
 
-def make_key(text: str, decode: FormatConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
+def make_key(text: str, decode: DecodeConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
     """Return the key function of a template, or the one named by `package.module:function`. Raises ValueError.
 
     `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
@@ -53,7 +53,7 @@ FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 """Reads fields from payloads."""
 
 
-def payload_texts(decode: FormatConfig | None, *, times: bool = False) -> Callable[[Sequence[str]], FieldTexts] | None:
+def payload_texts(decode: DecodeConfig | None, *, times: bool = False) -> Callable[[Sequence[str]], FieldTexts] | None:
     """Makes a reader of the fields with the given names; None where decoded columns do not depend on other messages.
 
     With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.

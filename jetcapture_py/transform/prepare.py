@@ -18,8 +18,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.text import one_line
-from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch
-from jetcapture_py.transform.decode.checked import decode_checked
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, Failure, MessageBatch, decode_checked
 from jetcapture_py.transform.envelope import assemble
 from jetcapture_py.transform.keys import KeyFunction, Run, buckets, group, without_empty
 

@@ -17,9 +17,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.errors import ConfigError, SourceError
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import BatchTooWideError, Decoder, Failure, MessageBatch
+from jetcapture_py.transform.batch import BatchTooWideError, Decoder, Failure, MessageBatch, decode_checked
 from jetcapture_py.transform.decode import make_decoder, parse_type
-from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.envelope import assemble
 from jetcapture_py.transform.prepare import first_rows, rows_of
 from spark_jobs.datasource.offsets import StreamPartition

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
 
 from jetcapture_py import plugins
 from jetcapture_py.archive.schema import conform, unify
 from jetcapture_py.config.column_types import parse_type
-from jetcapture_py.transform.batch import Decoder
-from jetcapture_py.transform.decode.common import DeclaredColumn
+from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch
 from jetcapture_py.transform.decode.json_declared import JsonDecoder
 from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
-from jetcapture_py.transform.decode.raw import RawDecoder
 
 if TYPE_CHECKING:
+    from jetcapture_py.config.decoding import DecodeConfig
     from jetcapture_py.transform.decode.unpack import Unpacker
 
 __all__ = [
-    "FormatConfig",
     "InferringJsonDecoder",
     "JsonDecoder",
     "RawDecoder",
@@ -31,66 +30,19 @@ __all__ = [
 ]
 
 
-class FormatConfig(Protocol):
-    """The part of the configuration that says how payloads are decoded."""
+class RawDecoder:
+    """Accepts every message and adds no fields: payloads stay unchanged in the envelope.
 
-    @property
-    def format(self) -> str:
-        """A format, or `package.module:object`: a `Decoder`, or a callable that returns one."""
-        ...
+    Every `Decoded` without columns has `fields.num_columns == 0` (and 0 rows, as Arrow counts them); with `messages`
+    None it means every message of the batch, else those listed.
+    """
 
-    @property
-    def columns(self) -> Mapping[str, DeclaredColumn]:
-        """Declared columns by name; empty: inferred, or those of the schema."""
-        ...
-
-    @property
-    def rows(self) -> str:
-        """one, lines, array, container or delimited: how a payload holds its rows."""
-        ...
-
-    @property
-    def compression(self) -> str:
-        """none, gzip, zstd, snappy or auto."""
-        ...
-
-    @property
-    def max_inflated(self) -> int:
-        """Most bytes of an inflated payload."""
-        ...
-
-    @property
-    def schema_file(self) -> Path | None:
-        """The Avro schema or the descriptor set."""
-        ...
-
-    @property
-    def message(self) -> str | None:
-        """The protobuf type."""
-        ...
-
-    @property
-    def registry(self) -> str | None:
-        """A directory or the address of a schema registry."""
-        ...
-
-    @property
-    def header(self) -> bool:
-        """Whether CSV payloads begin with the names of their fields."""
-        ...
-
-    @property
-    def null_text(self) -> str:
-        """The text of a field in CSV that is null."""
-        ...
-
-    @property
-    def delimiter(self) -> str:
-        """The separator of CSV fields."""
-        ...
+    def decode(self, batch: MessageBatch) -> Decoded:  # noqa: ARG002  the protocol's signature
+        """All messages of `batch`, no fields."""
+        return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]))
 
 
-def make_decoder(config: FormatConfig) -> Decoder:
+def make_decoder(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
     decoder = _user_decoder(config) if config.format not in _FORMATS else _FORMATS[config.format](config)
     if (unpack := make_unpacker(config)) is None:
@@ -100,23 +52,23 @@ def make_decoder(config: FormatConfig) -> Decoder:
     return UnpackingDecoder(decoder, unpack)
 
 
-def _raw(config: FormatConfig) -> Decoder:
+def _raw(config: DecodeConfig) -> Decoder:
     if config.columns:
         raise ValueError(_NO_COLUMNS.format(config.format))
     return RawDecoder()
 
 
-def _json(config: FormatConfig) -> Decoder:
+def _json(config: DecodeConfig) -> Decoder:
     return JsonDecoder(config.columns) if config.columns else InferringJsonDecoder()
 
 
-def _msgpack(config: FormatConfig) -> Decoder:
+def _msgpack(config: DecodeConfig) -> Decoder:
     from jetcapture_py.transform.decode import msgpack
 
     return msgpack.MsgpackDecoder(config.columns) if config.columns else msgpack.InferringMsgpackDecoder()
 
 
-def _delimited(config: FormatConfig) -> Decoder:
+def _delimited(config: DecodeConfig) -> Decoder:
     from jetcapture_py.transform.decode.delimited import DelimitedDecoder
 
     return DelimitedDecoder(
@@ -128,19 +80,19 @@ def _delimited(config: FormatConfig) -> Decoder:
     )
 
 
-def _avro(config: FormatConfig) -> Decoder:
+def _avro(config: DecodeConfig) -> Decoder:
     from jetcapture_py.transform.decode.avro import make
 
     return make(config)
 
 
-def _protobuf(config: FormatConfig) -> Decoder:
+def _protobuf(config: DecodeConfig) -> Decoder:
     from jetcapture_py.transform.decode.protobuf import make
 
     return make(config)
 
 
-_FORMATS: Mapping[str, Callable[[FormatConfig], Decoder]] = {
+_FORMATS: Mapping[str, Callable[[DecodeConfig], Decoder]] = {
     "raw": _raw,
     "json": _json,
     "msgpack": _msgpack,
@@ -152,7 +104,7 @@ _FORMATS: Mapping[str, Callable[[FormatConfig], Decoder]] = {
 _NO_COLUMNS = "columns can be declared for json, msgpack, csv, tsv, avro and protobuf, not for {0!a}"
 
 
-def _user_decoder(config: FormatConfig) -> Decoder:
+def _user_decoder(config: DecodeConfig) -> Decoder:
     if config.columns:
         raise ValueError(_NO_COLUMNS.format(config.format))
     if not plugins.is_reference(config.format):
@@ -160,7 +112,7 @@ def _user_decoder(config: FormatConfig) -> Decoder:
     return cast("Decoder", plugins.make(config.format, "decoder", "decode"))
 
 
-def make_unpacker(config: FormatConfig) -> Unpacker | None:
+def make_unpacker(config: DecodeConfig) -> Unpacker | None:
     """Return what inflates and splits payloads before they are decoded; None where they are decoded as they are."""
     if config.compression == "none" and (config.format, config.rows) not in _SPLITS:
         return None

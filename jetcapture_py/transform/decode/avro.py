@@ -20,17 +20,25 @@ import numpy as np
 
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
-from jetcapture_py.transform.decode import avro_container
-from jetcapture_py.transform.decode.avro_costs import Costs, check_size, survey
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.avro_schema import NESTED, counted, shape_of, strict_enums, without_logical
+from jetcapture_py.transform.decode.avro_schema import (
+    NESTED,
+    Costs,
+    Header,
+    check_size,
+    counted,
+    shape_of,
+    strict_enums,
+    survey,
+    without_logical,
+)
 from jetcapture_py.transform.decode.bounds import MAX_VALUES, RECORD, TOO_MANY, max_values, width
-from jetcapture_py.transform.decode.common import REFUSALS, DeclaredColumn, assemble, decode_each, payloads_of
+from jetcapture_py.transform.decode.common import REFUSALS, assemble, decode_each, payloads_of
 from jetcapture_py.transform.decode.shapes import columns_of
 from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS, of_messages, rows_error
 
 if TYPE_CHECKING:
-    from jetcapture_py.transform.decode import FormatConfig
+    from jetcapture_py.config.decoding import Column, DecodeConfig
 
 try:
     import fastavro
@@ -137,7 +145,7 @@ class AvroDecoder:
     def __init__(
         self,
         schema: Any,
-        columns: Mapping[str, DeclaredColumn],
+        columns: Mapping[str, Column],
         *,
         registry: Registry | None = None,
         container: bool = False,
@@ -248,7 +256,7 @@ class AvroDecoder:
         """
         if not payload:
             raise ValueError("the payload is empty")
-        header = avro_container.Header(payload)
+        header = Header(payload)
         writer = self._of_container(header.schema)
         blocks: list[tuple[int, bytes]] = []
         announced = 0
@@ -278,7 +286,7 @@ class AvroDecoder:
         return known
 
 
-def make(config: FormatConfig) -> AvroDecoder:
+def make(config: DecodeConfig) -> AvroDecoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if fastavro is None:
         raise ValueError("avro needs fastavro: pip install 'jetcapture[avro]'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,25 +20,6 @@ REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.Msgs
 Row = TypeVar("Row")
 Build = Callable[[list[Any]], pa.Array]
 """Makes a column of Python values, null for None; raises one of `REFUSALS` when a value does not fit."""
-
-
-class DeclaredColumn(Protocol):
-    """A declared column."""
-
-    @property
-    def type(self) -> str:
-        """A type that `column_types.parse_type` knows."""
-        ...
-
-    @property
-    def path(self) -> str | None:
-        """Path of the field: names separated by dots; null: the field with the column's name."""
-        ...
-
-    @property
-    def unit(self) -> str | None:
-        """s, ms, us or ns for timestamps sent as numbers; null: RFC 3339 text."""
-        ...
 
 
 class MisfitError(ValueError):

@@ -24,7 +24,7 @@ from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import bounds
 from jetcapture_py.transform.decode.common import Values, assemble, decode_each, failure, owners_of, show, texts_of
-from jetcapture_py.transform.decode.json_values import json_text
+from jetcapture_py.transform.decode.json_declared import json_text
 
 MAX_FIELDS = 1000
 """Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""

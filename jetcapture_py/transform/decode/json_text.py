@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.decode.json_values import Reader, reader, struct_type
+from jetcapture_py.transform.decode.json_declared import Reader, reader, struct_type
 
 Sent = Sequence[msgspec.Raw | bytes | None]
 """JSON values as they were sent; None where there is none."""

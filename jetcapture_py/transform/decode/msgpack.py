@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -16,19 +16,22 @@ import pyarrow.compute as pc
 from jetcapture_py.config.column_types import JSON, TIMESTAMP
 from jetcapture_py.transform.batch import Failure, MessageBatch
 from jetcapture_py.transform.decode import bounds
-from jetcapture_py.transform.decode.common import DeclaredColumn, MisfitError, payloads_of, show
-from jetcapture_py.transform.decode.json_declared import ObjectDecoder
-from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
-from jetcapture_py.transform.decode.json_values import (
+from jetcapture_py.transform.decode.common import MisfitError, payloads_of, show
+from jetcapture_py.transform.decode.json_declared import (
     MAX_FLOAT32,
     UNITS,
     Codec,
+    ObjectDecoder,
     codec,
     exact_decimal,
     in_years,
     json_text,
     timestamps,
 )
+from jetcapture_py.transform.decode.json_inferred import InferringJsonDecoder
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.decoding import Column
 
 _TIMESTAMP_CODE = -1
 _STAMPS = {4: ">I", 8: ">Q", 12: ">Iq"}
@@ -41,7 +44,7 @@ class MsgpackDecoder(ObjectDecoder):
     _containers = staticmethod(bounds.msgpack_containers)
     _skeleton = staticmethod(bounds.msgpack_skeleton)
 
-    def __init__(self, columns: Mapping[str, DeclaredColumn]) -> None:
+    def __init__(self, columns: Mapping[str, Column]) -> None:
         super().__init__(columns, lambda accepts: msgspec.msgpack.Decoder(accepts).decode, _codec)
 
     def _payloads(self, batch: MessageBatch) -> tuple[list[bytes], dict[int, Failure]]:

@@ -19,8 +19,8 @@ from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode import bounds
-from jetcapture_py.transform.decode.common import DeclaredColumn, assemble, decode_each, owners_of, payloads_of
-from jetcapture_py.transform.decode.json_values import json_text, reader
+from jetcapture_py.transform.decode.common import assemble, decode_each, owners_of, payloads_of
+from jetcapture_py.transform.decode.json_declared import json_text, reader
 from jetcapture_py.transform.decode.shapes import (
     Read,
     Shape,
@@ -33,7 +33,7 @@ from jetcapture_py.transform.decode.shapes import (
 )
 
 if TYPE_CHECKING:
-    from jetcapture_py.transform.decode import FormatConfig
+    from jetcapture_py.config.decoding import Column, DecodeConfig
 
 try:
     from google.protobuf import (
@@ -64,7 +64,7 @@ class ProtobufDecoder:
     Raises ValueError, one line, for a wrong declaration.
     """
 
-    def __init__(self, descriptors: bytes, message: str, columns: Mapping[str, DeclaredColumn]) -> None:
+    def __init__(self, descriptors: bytes, message: str, columns: Mapping[str, Column]) -> None:
         pool = _pool(descriptors)
         try:
             descriptor = pool.FindMessageTypeByName(message)
@@ -107,7 +107,7 @@ class ProtobufDecoder:
         return found
 
 
-def make(config: FormatConfig) -> ProtobufDecoder:
+def make(config: DecodeConfig) -> ProtobufDecoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if descriptor_pb2 is None:
         raise ValueError("protobuf needs the package protobuf: pip install 'jetcapture[protobuf]'")

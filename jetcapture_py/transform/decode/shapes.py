@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
-from jetcapture_py.transform.decode.common import Build, DeclaredColumn, MisfitError, Values, show, unique_names
-from jetcapture_py.transform.decode.json_declared import declaration
-from jetcapture_py.transform.decode.json_values import codec
+from jetcapture_py.transform.decode.common import Build, MisfitError, Values, show, unique_names
+from jetcapture_py.transform.decode.json_declared import codec, declaration
+
+if TYPE_CHECKING:
+    from jetcapture_py.config.decoding import Column
 
 Read = Callable[[list[Any]], list[Any]]
 """Reads one field of each of a list's records; None of None."""
@@ -48,7 +50,7 @@ class SchemaColumn:
         return Values(name=self.name, type=self.type, values=rows, build=self.build)
 
 
-def columns_of(root: Shape, declared: Mapping[str, DeclaredColumn]) -> list[SchemaColumn]:
+def columns_of(root: Shape, declared: Mapping[str, Column]) -> list[SchemaColumn]:
     """The columns of messages with the shape `root`: the `declared` ones, or all. Raises ValueError, one line."""
     fields = root.fields or {}
     if declared:
@@ -72,7 +74,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _declared(name: str, column: DeclaredColumn, fields: Mapping[str, tuple[Read, Shape]]) -> SchemaColumn:
+def _declared(name: str, column: Column, fields: Mapping[str, tuple[Read, Shape]]) -> SchemaColumn:
     try:
         kind, path = declaration(name, column)
         reads: list[Read] = []

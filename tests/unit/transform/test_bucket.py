@@ -11,10 +11,9 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.config.model import parse
-from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
+from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch, decode_checked
 from jetcapture_py.transform.bucket import BucketDecoder, operations_of
 from jetcapture_py.transform.decode import InferringJsonDecoder, RawDecoder, make_decoder
-from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, decode_settings, outcomes
 

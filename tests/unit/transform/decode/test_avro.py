@@ -21,11 +21,10 @@ import pyarrow as pa
 import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import avro, avro_registry
 from jetcapture_py.transform.decode.avro import AvroDecoder
 from jetcapture_py.transform.decode.avro_registry import Registry, RegistryError
-from jetcapture_py.transform.decode.checked import decode_checked
 from tests.support.batches import Declared, batch_of, outcomes
 from tests.support.formats import zigzag
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.transform.decode import make_decoder, parse_type
-from jetcapture_py.transform.decode.raw import RawDecoder
+from jetcapture_py.transform.decode import RawDecoder, make_decoder, parse_type
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 
@@ -86,7 +85,7 @@ def test_the_raw_decoder_takes_every_message_and_gives_no_fields() -> None:
 
 
 def test_a_format_may_name_a_class_of_the_users_own() -> None:
-    decoder = make_decoder(decode_settings(format="jetcapture_py.transform.decode.raw:RawDecoder", columns={}))
+    decoder = make_decoder(decode_settings(format="jetcapture_py.transform.decode:RawDecoder", columns={}))
     assert isinstance(decoder, RawDecoder)
 
 
@@ -95,7 +94,7 @@ def test_a_format_may_name_a_class_of_the_users_own() -> None:
     [
         ("xml", {}, "raw, json, msgpack, csv, tsv, avro, protobuf or package.module:object"),
         ("no_such_module:thing", {}, "cannot import"),
-        ("jetcapture_py.transform.decode.raw:nothing", {}, "cannot import"),
+        ("jetcapture_py.transform.decode:nothing", {}, "cannot import"),
         ("builtins:dict", {}, "no method decode"),
         ("raw", {"a": Declared("int64")}, "json"),
     ],

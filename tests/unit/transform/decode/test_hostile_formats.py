@@ -20,9 +20,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import DecodeConfig
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.transform.batch import BatchTooWideError
+from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import batch_of, outcomes

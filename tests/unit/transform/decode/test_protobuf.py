@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf import json_format
 
+from jetcapture_py.transform.batch import decode_checked
 from jetcapture_py.transform.decode import make_decoder
-from jetcapture_py.transform.decode.checked import decode_checked
 from jetcapture_py.transform.decode.protobuf import ProtobufDecoder
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 from tests.support.formats import descriptor_set, message_class
