@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ _NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_SKIPPED = 1_000
-"""Sequences without a matching message after which the search in a work queue ends."""
+"""Sequences without a matching message after which the search message by message ends."""
+_AT_ONCE = 50
+"""Messages that are requested at once."""
 _NARROW = 4
 """Maximum messages read for each wanted one, unless they are close together."""
 
@@ -34,7 +37,9 @@ async def newest(session: ReadSession, config: Config, count: int) -> list[Part]
     state = await session.state(stream)
     if state.last < state.first:
         return []
-    if state.retention == "workqueue":  # which allows no consumer beside the capture's own
+    if state.retention != "limits":
+        # A work queue allows no further consumer. With retention interest, the end of one makes the server delete what
+        # no other consumer needs.
         return await _one_by_one(session, stream, filters, state, count)
     first = await _start(session, stream, filters, state, count)
     wanted = StreamRange(stream=stream, first=first, end=state.last + 1, subjects=filters)
@@ -77,18 +82,26 @@ async def _one_by_one(
 ) -> list[Part]:
     found: list[dict[str, Any]] = []
     skipped = 0
-    for seq in range(state.last, state.first - 1, -1):
-        try:
-            message = (await session.request(f"STREAM.MSG.GET.{stream}", {"seq": seq}))["message"]
-        except ApiError:
-            message = None
-        if message is not None and matches(message["subject"], filters):
-            found.append(message)
-        else:
-            skipped += 1
-        if len(found) == count or skipped == _MOST_SKIPPED:
+    for last in range(state.last, state.first - 1, -_AT_ONCE):
+        if len(found) >= count or skipped >= _MOST_SKIPPED:
             break
-    return [(_NOBODY, _received(stream, found[::-1]))] if found else []
+        seqs = range(last, max(state.first, last - _AT_ONCE + 1) - 1, -1)
+        for message in await asyncio.gather(*(_message(session, stream, seq) for seq in seqs)):
+            if message is not None and matches(message["subject"], filters):
+                found.append(message)
+            else:
+                skipped += 1
+    return [(_NOBODY, _received(stream, found[count - 1 :: -1]))] if found else []
+
+
+async def _message(session: ReadSession, stream: str, seq: int) -> dict[str, Any] | None:
+    """Return a stored message as the API has it, None if there is none."""
+    try:
+        answer = await session.request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
+    except ApiError:
+        return None
+    message: dict[str, Any] = answer["message"]
+    return message
 
 
 def _received(stream: str, messages: Sequence[dict[str, Any]]) -> Received:

@@ -144,13 +144,13 @@ async def rates(
 ) -> tuple[float, float]:
     """Return messages per second that the filters match, and of the whole stream, in the busiest window.
 
-    `answer` is that of STREAM.INFO. A work queue drops its messages, and no further consumer may count them, so its
-    rate follows from the sample's times.
+    `answer` is that of STREAM.INFO. Streams with retention interest or workqueue drop their messages, and no further
+    consumer may count them, so their rate follows from the sample's times.
     """
     state = answer["state"]
     if not state["messages"]:
         return 0.0, 0.0
-    if answer["config"].get("retention") == "workqueue":
+    if answer["config"].get("retention", "limits") != "limits":
         span = (max(found.times, default=0) - min(found.times, default=0)) / 1e6
         rate = found.messages / max(span, _SHORTEST)
         return rate, rate

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from nats.js.api import RetentionPolicy
 
+from jetcapture_py.manage.check import check
 from jetcapture_py.manage.tap import run, tap
-from tests.support.nats_server import NatsServer
+from tests.integration.manage.api import ask, create
+from tests.support.nats_server import NatsServer, older_servers
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, consumer, publish, rows
 
 Start = Callable[..., NatsServer]
@@ -100,6 +102,26 @@ def test_a_work_queue_is_looked_at_without_a_consumer(nats_server: Start, tmp_pa
         (7, {"N": ["6"]}),
         (9, {"N": ["8"]}),
     ]
+
+
+@pytest.mark.parametrize(("version", "command"), list(older_servers())[-1:])
+def test_messages_of_an_interest_stream_that_no_consumer_needs_survive_being_looked_at(
+    nats_server: Start, tmp_path: Path, version: str, command: str
+) -> None:
+    """Servers before 2.15 keep such messages when a stream's retention changes, until some consumer ends."""
+    url = nats_server(command=command).url
+
+    async def scenario() -> None:
+        stream = {"name": STREAM, "subjects": ["orders.>"]}
+        await create(url, stream, messages=20)
+        await ask(url, f"STREAM.UPDATE.{STREAM}", {**stream, "retention": "interest"})
+        configuration = config(url, tmp_path)
+        assert [outcome.seq for outcome in await tap(configuration, 5)] == [16, 17, 18, 19, 20]
+        findings = await check(configuration)
+        assert "the newest messages (20) have 5 keys" in str(findings.found)
+        assert (await ask(url, f"STREAM.INFO.{STREAM}"))["state"]["messages"] == 20
+
+    asyncio.run(scenario())
 
 
 def test_an_empty_stream_is_no_error(nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
