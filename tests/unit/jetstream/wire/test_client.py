@@ -161,26 +161,25 @@ LOOKALIKES = (
     b"MSG inner 1 r 99999\r\n",
     bytes(range(256)),
 )
-STREAM = b"".join(
-    [
-        b'INFO {"server_id": "X", "max_payload": 1048576}\r\n',
-        b"+OK\r\n",
-        b"PING\r\n",
-        frame(1, b"orders.1", b"hello", ACK),
-        frame(1, b"orders.2", b"", ACK),
-        frame(2, b"orders.3", b"payload", ACK, HEADERS),
-        frame(17, b"orders.4", b"", ACK, HEADERS),
-        frame(1, b"inbox.1", b"", b"", STATUS),
-        frame(1, b"orders.5", b"a\r\nPING\r\nMSG x 1 r 3\r\nabc\r\n", ACK),
-        frame(3, b"other", b"not ours", b"reply.to"),
-        frame(3, b"other", b"not ours\r\n", b"", HEADERS),
-        frame(99, b"other", b"", b""),
-        b"PONG\r\n",
-        frame(2, b"inbox.2", b"text", b""),
-        PERMISSION,
-        frame(2, b"orders.6", b"\r\n", ACK),
-    ]
-)
+FRAMES = [
+    b'INFO {"server_id": "X", "max_payload": 1048576}\r\n',
+    b"+OK\r\n",
+    b"PING\r\n",
+    frame(1, b"orders.1", b"hello", ACK),
+    frame(1, b"orders.2", b"", ACK),
+    frame(2, b"orders.3", b"payload", ACK, HEADERS),
+    frame(17, b"orders.4", b"", ACK, HEADERS),
+    frame(1, b"inbox.1", b"", b"", STATUS),
+    frame(1, b"orders.5", b"a\r\nPING\r\nMSG x 1 r 3\r\nabc\r\n", ACK),
+    frame(3, b"other", b"not ours", b"reply.to"),
+    frame(3, b"other", b"not ours\r\n", b"", HEADERS),
+    frame(99, b"other", b"", b""),
+    b"PONG\r\n",
+    frame(2, b"inbox.2", b"text", b""),
+    PERMISSION,
+    frame(2, b"orders.6", b"\r\n", ACK),
+]
+STREAM = b"".join(FRAMES)
 
 
 def test_a_connection_without_subscriptions_of_ours_hears_many_messages_as_from_the_stock_parser() -> None:
@@ -202,10 +201,19 @@ def test_all_frames_arrive_as_from_the_stock_parser() -> None:
     assert len(calls) == 4
 
 
-@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
-def test_a_split_at_any_byte_changes_nothing(cut: int) -> None:
-    fast, stock = outcomes(STREAM[:cut], STREAM[cut:])
-    assert fast == stock == outcomes(STREAM)[0]
+@pytest.mark.parametrize("number", range(len(FRAMES)))
+def test_a_split_at_any_byte_of_a_frame_changes_nothing(number: int) -> None:
+    """The frame among its neighbors: what another frame holds does not matter to a split of this one."""
+    before, split, after = (b"".join(FRAMES[part]) for part in around(number))
+    whole, _ = outcomes(before + split + after)
+    for cut in range(len(split) + 1):
+        fast, stock = outcomes(before + split[:cut], split[cut:] + after)
+        assert fast == stock == whole, cut
+
+
+def around(number: int) -> tuple[slice, slice, slice]:
+    """The frame before this one, this one, and the one after it."""
+    return slice(max(number - 1, 0), number), slice(number, number + 1), slice(number + 1, number + 2)
 
 
 def test_a_stream_that_comes_byte_by_byte_changes_nothing() -> None:
