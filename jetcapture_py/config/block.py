@@ -14,6 +14,8 @@ MOST_BUNDLES = 10_000
 """More would have what bundles avoid: objects with few messages each."""
 MANY_KEYS = 500
 """With more keys at the same time, a directory for each of them costs more than bundles."""
+STORING_TIME = 60.0
+"""Seconds that blocks may take to be stored once they are `max_age` old, before that is a problem."""
 
 
 class BlockConfig(Section):
@@ -57,6 +59,11 @@ class BlockConfig(Section):
         description="Compression of Parquet columns (default: zstd), or of whole NDJSON and CSV objects: `none`, "
         "`gzip` (default) or `zstd`.",
     )
+
+    @property
+    def late_after(self) -> float:
+        """Age in seconds from which a message that is not stored is late."""
+        return 2 * self.max_age + STORING_TIME
 
     @model_validator(mode="after")
     def _compressed(self) -> Self:

@@ -38,7 +38,7 @@ class ConsumerState:
     is the last sequence that was, `deliveries` counts every delivery and `acknowledged` those up to the ack floor,
     `redelivered` how many of the unacked ones were delivered more than once, and `waiting_pulls` is how many pulls are
     open, of whatever replica. `created` tells a consumer from the one before it of the same name, as the server writes
-    it.
+    it. `last_ack` is when a message was last acknowledged; None where the server does not know, as after a restart.
     """
 
     config: dict[str, Any]
@@ -59,6 +59,7 @@ class ConsumerState:
     waiting_pulls: int = 0
     paused: bool = False
     created: str = ""
+    last_ack: datetime | None = None
 
 
 def consumer_state(info: dict[str, Any]) -> ConsumerState:
@@ -86,6 +87,7 @@ def consumer_state(info: dict[str, Any]) -> ConsumerState:
         waiting_pulls=info.get("num_waiting", 0),
         paused=bool(info.get("paused")),
         created=info.get("created", ""),
+        last_ack=datetime.fromisoformat(acked) if (acked := info.get("ack_floor", {}).get("last_active")) else None,
     )
 
 

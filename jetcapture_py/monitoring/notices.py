@@ -136,7 +136,7 @@ def _behind(state: CaptureState, history: History) -> Iterator[Notice]:
     """Yield how far it is behind when it is by more than blocks explain, and how long it takes to catch up."""
     consumer, max_age = state.source.state, state.config.block.max_age
     lag = state.observer.lag(consumer).total_seconds()
-    if lag <= 2 * max_age + LASTING:
+    if lag <= state.config.block.late_after:
         return
     behind = f"The oldest message that is not stored is {age(lag)} old; blocks are stored after {age(max_age)}."
     minute = list(history.samples)[-int(LASTING / EVERY) - 1 :]

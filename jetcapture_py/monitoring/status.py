@@ -21,7 +21,7 @@ from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.pages.words import duration
 from jetcapture_py.store import NoteStore, configured_store, read_watermark
-from jetcapture_py.text import escaped
+from jetcapture_py.text import escaped, plural
 
 TIMEOUT = 5.0
 
@@ -126,6 +126,7 @@ class Observed:
         if mark is not None and mark.created:
             problems += await self._stream_problems(mark, state)
         path, stored = mark.last_object if mark is not None and mark.last_object is not None else (None, None)
+        problems += self._stalled(state, lag, stored)
         return CaptureStatus(
             stream=source.stream,
             consumer=source.consumer,
@@ -144,6 +145,24 @@ class Observed:
             last_stored=stored,
             problems=tuple(problems),
         )
+
+    def _stalled(self, state: ConsumerState, lag: float | None, stored: datetime | None) -> Iterator[str]:
+        """Yield a problem if messages have waited for too long and nothing was stored meanwhile."""
+        late = self._config.block.late_after
+        created = datetime.fromisoformat(state.created) if state.created else None
+        last = max((time for time in (state.last_ack, stored, created) if time is not None), default=None)
+        idle = late + 1 if last is None else (state.asked - last).total_seconds()
+        if lag is None or min(lag, idle) <= late:
+            return
+        if state.paused:
+            action = "the consumer is paused"
+        elif not state.waiting_pulls and not state.unacked:
+            action = "no replica is pulling: start one"
+        else:
+            action = "see the logs and status pages of the replicas"
+        messages = plural(state.pending + state.unacked, "message waits", "messages wait", grouped=True)
+        times = f"the oldest for {duration(lag)}, and nothing was stored for {duration(idle)}"
+        yield f"storing: {messages}, {times}; {action}"
 
     async def _stream_problems(self, mark: Watermark, consumer: ConsumerState) -> list[str]:
         """Compare the stream with the watermark; nothing without permission to ask for it."""

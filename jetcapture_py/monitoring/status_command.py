@@ -23,7 +23,7 @@ TREND = 180
 
 
 def run(config: Config, *, watch: bool, as_json: bool) -> int:
-    """Print the status; return 1 when something could not be read, else 0. Raises SourceError."""
+    """Print the status; return 1 if there are problems, else 0. Raises SourceError."""
     try:
         return asyncio.run(_watch(config, as_json=as_json) if watch else _once(config, as_json=as_json))
     except KeyboardInterrupt:
@@ -39,8 +39,9 @@ async def _once(config: Config, *, as_json: bool) -> int:
 
 async def _watch(config: Config, *, as_json: bool) -> int:
     """Repeat until interrupted, also while the server is unreachable."""
-    console = Console(soft_wrap=True)
+    console = Console()
     redraws = console.is_terminal and not console.is_dumb_terminal and not as_json
+    console.soft_wrap = not redraws  # where a display is redrawn, Rich cuts off what it does not wrap
     live = Live(console=console, auto_refresh=False) if redraws else None
     view = _View(config, as_json=as_json)
     async with Observed(config) as observed:

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -19,7 +20,9 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.model import parse
+from jetcapture_py.config import block
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.monitoring import status_command
 from jetcapture_py.monitoring.http import serve
 from jetcapture_py.monitoring.http_server import Answer, HttpServer
 from jetcapture_py.monitoring.replica import ask_replica
@@ -82,6 +85,29 @@ def test_it_tells_how_far_the_archive_is_behind(nats_server: Start, tmp_path: Pa
     asyncio.run(scenario())
 
 
+def test_messages_that_wait_while_nothing_is_stored_are_a_problem(
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(block, "STORING_TIME", 0.0)
+    server, archive = nats_server(), tmp_path / "archive"
+    soon, late = (config(server.url, archive, block={"max_age": age}) for age in ("1s", "1h"))
+    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
+    asyncio.run(capture_all(soon))
+    asyncio.run(publish(server.url, [("orders.a", b"", None)] * 3))
+    asyncio.run(until(lambda: asyncio.to_thread(shown, soon, 1), "it is a problem"))
+    problem = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("problem"))
+    assert "storing: 3 messages wait, the oldest for " in problem
+    assert ", and nothing was stored for " in problem
+    assert problem.endswith("; no replica is pulling: start one")
+    assert shown(late, 0)  # a block may still hold them
+    asyncio.run(capture_all(soon))
+    assert shown(soon, 0)
+
+
+def shown(wanted: Config, code: int) -> bool:
+    return status_command.run(wanted, watch=False, as_json=False) == code
+
+
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     archive = tmp_path / "archive"
@@ -138,17 +164,21 @@ def test_watching_goes_on_until_it_is_interrupted_and_survives_the_server(nats_s
     asyncio.run(scenario())
 
 
-def test_watching_works_on_a_terminal_that_cannot_move_its_cursor(nats_server: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_watching_shows_all_on_a_narrow_terminal_and_on_one_that_cannot_move_its_cursor(
+    nats_server: Start, tmp_path: Path, terminal: str
+) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", b"", None)]))
     asyncio.run(capture_all(config(server.url, tmp_path / "archive")))
     ours, its = os.openpty()
+    termios.tcsetwinsize(its, (60, 40))
     watching = subprocess.Popen(
         command(tmp_path, settings(server.url, tmp_path / "archive"), "--watch"),
         stdin=its,
         stdout=its,
         stderr=its,
-        env={**os.environ, "TERM": "dumb"},
+        env={**os.environ, "TERM": terminal},
     )
     os.close(its)
     try:
@@ -156,7 +186,9 @@ def test_watching_works_on_a_terminal_that_cannot_move_its_cursor(nats_server: S
         while shown.count(b"ack floor") < 2:
             assert select.select([ours], [], [], 120)[0], shown
             shown += os.read(ours, 65536)
-        assert b"\x1b" not in shown
+        assert (b"\x1b" in shown) == (terminal == "xterm")
+        path = next((tmp_path / "archive").rglob("*.parquet")).relative_to(tmp_path / "archive")
+        assert str(path) in re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\s", "", shown.decode())
         watching.send_signal(signal.SIGINT)
         assert watching.wait(60) == 0
     finally:
