@@ -43,5 +43,9 @@ class VanishedError(StoreError):
     """An object that was listed is gone: a compaction has replaced it, or somebody has removed it. List again."""
 
 
+class FullStoreError(StoreError):
+    """An object was not stored, because the disk is full or a quota is used up."""
+
+
 class PermanentStoreError(StoreError):
     """An object was not stored, and an operator must fix the cause. Reported immediately; retried while held."""

@@ -72,6 +72,11 @@ def plural(count: int, one: str, many: str | None = None, *, grouped: bool = Fal
     return f"{count:{',' if grouped else ''}} {one if count == 1 else many or one + 's'}"
 
 
+def sentence(text: str) -> str:
+    """Return the text as a sentence, which another one can follow: with a capital letter and one mark at its end."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!', '…')) else '.'}"
+
+
 def escaped(text: str) -> str:
     """Escape unprintable characters, quotes and backslashes.
 

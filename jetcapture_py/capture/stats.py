@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any
 
-from jetcapture_py.errors import JetcaptureError, PermanentStoreError
+from jetcapture_py.errors import FullStoreError, JetcaptureError, PermanentStoreError
 from jetcapture_py.text import one_line
 
 SLOW = 60.0
@@ -47,7 +47,7 @@ class Storing:
         self.retries = 0
         self.last_success: float | None = None
         self._asked: dict[object, float] = {}
-        self._failing: dict[object, str] = {}
+        self._failing: dict[object, tuple[str, bool]] = {}  # why, and whether the store is full
 
     def began(self, turn: object, now: float) -> None:
         """An attempt starts."""
@@ -63,7 +63,8 @@ class Storing:
         for error in errors:
             self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
         first = errors[0]
-        self._failing[turn] = one_line(str(first) if isinstance(first, JetcaptureError) else first)
+        reason = one_line(str(first) if isinstance(first, JetcaptureError) else first)
+        self._failing[turn] = reason, isinstance(first, FullStoreError)
         self._asked.pop(turn, None)
 
     def ended(self, turn: object) -> None:
@@ -73,10 +74,15 @@ class Storing:
 
     def trouble(self, now: float) -> str | None:
         """Return in one line why objects are not being stored; None when they are, or when there are none."""
-        for error in tuple(self._failing.values()):  # copied at once: other threads may ask
-            return error
+        for reason, _ in tuple(self._failing.values()):  # copied at once: other threads may ask
+            return reason
         waited = now - min(tuple(self._asked.values()), default=now)
         return f"the store has not answered for {waited:.0f} s" if waited > SLOW else None
+
+    @property
+    def full(self) -> bool:
+        """Whether objects are not stored because the store has no space left."""
+        return any(full for _, full in tuple(self._failing.values())[:1])
 
 
 @dataclass(slots=True)

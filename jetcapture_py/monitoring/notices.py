@@ -14,7 +14,7 @@ from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.monitoring.health import Health
 from jetcapture_py.monitoring.history import EVERY
 from jetcapture_py.pages.words import age, duration
-from jetcapture_py.text import plural, without_credentials
+from jetcapture_py.text import plural, sentence, without_credentials
 
 if TYPE_CHECKING:
     from jetcapture_py.capture.state import CaptureState
@@ -56,7 +56,7 @@ def _failures(state: CaptureState, history: History, found: Health) -> Iterator[
         yield Notice(
             level="note" if expected else "failing",
             check=check,
-            text=f"{text[:1].upper()}{text[1:].rstrip('.')}.",
+            text=sentence(text),
             action=_expected(state) if expected else actions.get(check, ""),
             since=None if expected else datetime.fromtimestamp(history.failing_since(line), UTC),
         )
@@ -73,6 +73,10 @@ def _expected(state: CaptureState) -> str:
 def _actions(state: CaptureState) -> dict[str, str]:
     source = state.config.source
     servers = without_credentials(", ".join(state.config.nats.servers))
+    url = without_credentials(state.config.store.url)
+    remedy = f"Free space on the disk of {url}, or enlarge it."
+    if not state.stats.storing.full:
+        remedy = f"Check that {url} exists, accepts writes and can be reached."
     return {
         "running": "Messages that were not stored are redelivered. Fix the cause, then send SIGHUP to restart it.",
         "connected": f"It reconnects by itself, and nothing is lost. Check that {servers} can be reached.",
@@ -80,8 +84,7 @@ def _actions(state: CaptureState) -> dict[str, str]:
         f"nats consumer info {source.stream} {source.consumer}.",
         "decoding": "Nothing is stored until it returns. If it does not, only a restart helps; the messages are then "
         "delivered again.",
-        "storing": "Messages are held and the store is retried; nothing is lost while the stream keeps them. Check "
-        f"that {without_credentials(state.config.store.url)} exists, accepts writes and can be reached.",
+        "storing": f"Messages are held and the store is retried; nothing is lost while the stream keeps them. {remedy}",
     }
 
 

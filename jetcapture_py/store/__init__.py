@@ -19,7 +19,7 @@ import pyarrow as pa
 from jetcapture_py import plugins
 from jetcapture_py.archive import watermark
 from jetcapture_py.archive.layout import PROBE, ObjectName
-from jetcapture_py.errors import ConfigError, JetcaptureError, PermanentStoreError, StoreError
+from jetcapture_py.errors import ConfigError, FullStoreError, JetcaptureError, PermanentStoreError, StoreError
 from jetcapture_py.store.local_files import make_directory, sync_directory, write_durably
 from jetcapture_py.store.remote import NoteChange, open_remote, root_of
 from jetcapture_py.store.root import ArchiveRoot
@@ -38,6 +38,7 @@ _LOCAL_PERMANENT = {
     errno.ENAMETOOLONG,
     errno.EINVAL,
 }
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _MOST_KNOWN = 100_000
 _ABANDONED = 3600.0
 """Age in seconds after which a temporary file counts as abandoned."""
@@ -260,10 +261,12 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _explained(directory: str) -> Iterator[None]:
-    """Turn an OSError into `StoreError` or `PermanentStoreError`."""
+    """Turn an OSError into `StoreError`, `FullStoreError` or `PermanentStoreError`."""
     try:
         yield
     except OSError as error:
+        if error.errno in _FULL:
+            raise FullStoreError(f"cannot write {directory}: {_FULL[error.errno]}") from error
         kind = PermanentStoreError if error.errno in _LOCAL_PERMANENT else StoreError
         raise kind(f"cannot write {directory}: {error.strerror or error}") from error
 

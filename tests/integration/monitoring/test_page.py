@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import json
 import os
@@ -26,6 +27,7 @@ from jetcapture_py.monitoring.facts import MOST_BLOCKS
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.monitoring.http import serve
 from tests.integration.monitoring.test_http import MoodyStore, asked, get, ready
+from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Element, Page
 from tests.support.running import CONSUMER, STREAM, config, connection, publish, running, until
@@ -148,6 +150,39 @@ def test_a_failing_store_is_the_first_sentence_with_its_beginning_and_what_to_do
                 assert page.verdict.startswith("Healthy for ")
                 (past,) = rows(section(page, "Earlier failures"))
                 assert past.startswith("storing: access denied")
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_and_an_unmounted_volume_are_explained_in_sentences(nats_server: Start, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server, volume = nats_server(), Volume(tmp_path)
+        try:
+            volume.mount_another(1)
+            await publish(server.url, [("orders.eu", b"", None)])
+            async with running(config(server.url, volume.point, block={"max_age": "0.1s"})) as capture:
+                with serve(capture, "127.0.0.1:0") as port:
+                    await until(lambda: capture.stats.acked == 1, "the first one is stored")
+                    filling = volume.point / "filling"
+                    with contextlib.suppress(OSError), filling.open("wb", 0) as file:
+                        while True:
+                            file.write(bytes(4096))
+                    await publish(server.url, [("orders.eu", b"", None)])
+                    await until(lambda: capture.stats.storing.full, "it is full")
+                    said = (await page_of(port)).root.one("section", "verdict").text
+                    assert ": the disk is full. Messages are held and the store is retried" in said
+                    assert f"Free space on the disk of {volume.point}, or enlarge it." in said
+                    filling.unlink()
+                    await until(lambda: capture.stats.acked == 2, "there is space again")
+                    volume.mount_another(1)
+                    await publish(server.url, [("orders.eu", b"", None)])
+                    await ready(port, 503, "is it mounted?")
+                    said = (await page_of(port)).root.one("section", "verdict").text
+                    assert "; is it mounted? Messages are held and the store is retried" in said
+                    assert f"Check that {volume.point} exists" in said
+                    volume.unmount()
+        finally:
+            volume.close()
 
     asyncio.run(scenario())
 
