@@ -298,7 +298,7 @@ def _report(
         unsigned_objects=found.unsigned_count,
         objects=found.objects,
         bytes=found.size,
-        quarantined=found.quarantined,
+        quarantined=len(found.quarantined),
         older=found.older,
         watermark=_judged(scope, mark, missing),
         unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import UserWriter, make_writer
@@ -40,15 +41,16 @@ class Problem:
 class ArchiveScan:
     """Contents of the archive. `messages` counts all copies of the current incarnation's messages.
 
-    `quarantined` counts those in quarantine, `older` messages of earlier incarnations, `by_name` objects that nothing
-    can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of each kind. `newest` is
-    the latest timestamp in microseconds in objects that end at or before the bound, 0 without one. `repeated` are
-    sequences that several of the `seen` objects have, `forked` those with several timestamps if the incarnation is
-    known. `restless`: objects disappeared in every round. `layouts` counts objects by their number of bundles, 0 for
-    those under keys and None where it is unknown; the quarantine has none.
+    `quarantined` are the sequences of those in quarantine; `older` counts messages of earlier incarnations, `by_name`
+    objects that nothing can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of
+    each kind. `newest` is the latest timestamp in microseconds in objects that end at or before the bound, 0 without
+    one. `repeated` are sequences that several of the `seen` objects have, `forked` those with several timestamps if the
+    incarnation is known. `restless`: objects disappeared in every round. `layouts` counts objects by their number of
+    bundles, 0 for those under keys and None where it is unknown; the quarantine has none.
     """
 
     sequences: Sequences = field(default_factory=Sequences)
+    quarantined: Sequences = field(default_factory=Sequences)
     repeated: Sequences = field(default_factory=Sequences)
     forked: Sequences = field(default_factory=Sequences)
     seen: list[Seen] = field(default_factory=list)
@@ -56,7 +58,6 @@ class ArchiveScan:
     objects: int = 0
     size: int = 0
     messages: int = 0
-    quarantined: int = 0
     older: int = 0
     newest: int = 0
     damaged: list[Problem] = field(default_factory=list)
@@ -175,20 +176,23 @@ def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
     found.messages += held.messages
     found.older += held.older
     if held.name.quarantine:
-        found.quarantined += held.messages
+        _join(found.quarantined, held)
     else:
         found.layouts[held.bundles if held.name.bundle else 0] += 1
     if held.messages:
         found.seen.append(Seen(file=file, name=held.name, whole=held.range is not None, bundles=held.bundles))
         if held.range is None:
-            again = found.sequences.add(held.seqs)
             found.forked.add(held.seqs[1:][held.seqs[1:] == held.seqs[:-1]])
-        else:
-            again = found.sequences.add_range(*held.range)
+        again = _join(found.sequences, held)
         if len(again):
             found.repeated.add(again)
     if held.messages and held.name.last_seq <= bound:
         found.newest = max(found.newest, held.newest)
+
+
+def _join(seqs: Sequences, held: Held) -> Any:
+    """Add an object's sequences to a set; return those that were in it before."""
+    return seqs.add_range(*held.range) if held.range is not None else seqs.add(held.seqs)
 
 
 _Outcome = Held | str | None

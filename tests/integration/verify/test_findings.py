@@ -112,6 +112,7 @@ def test_of_a_message_in_archive_and_quarantine_each_is_read_once(nats_server: S
             copy_to(root, name, key=None, quarantine=True, bucket=name.bucket + 900)
             report = await verify(settings)
             assert (report.read_twice, report.exit_code()) == (name.rows, 1)
+            assert report.quarantined == name.rows
 
     asyncio.run(scenario())
 
