@@ -5,14 +5,15 @@ Ten thousand keys cost ten thousand short lists, not ten thousand tables. A chun
 and a mostly freed chunk is rewritten, so one slow key cannot hold the memory of fast ones. Small chunks are merged, so
 messages that arrive one by one do not hold a batch each.
 
-Pure: no clock, no I/O. Times are seconds of the caller's monotonic clock, sizes are bytes.
+Sizes are measured: a chunk takes its buffers and a constant for each. Pure: no clock, no I/O. Times are seconds of the
+caller's monotonic clock, sizes are bytes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 from typing import Any
@@ -23,70 +24,144 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.schema import REPLY, conform, unify_losslessly
-from jetcapture_py.capture.chunks import Chunk, ChunkMemory, concat, cost, list_items, overhead
+from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify_losslessly
 from jetcapture_py.transform.keys import Run
 
-BLOCK_OVERHEAD = 1024
-"""Overhead of an open block in bytes."""
-MOST_NULLS = 4
-"""A block is sealed before nulls for missing columns would take this share of its maximum size."""
+CHUNK_OVERHEAD = 2048
+"""Bytes of a chunk besides its buffers."""
+BUFFER_OVERHEAD = 512
+"""Bytes of a buffer besides its content (measured: 700 to 1,000 for a column with two)."""
+SMALL = 4
+"""A chunk is small when its content is less than this many times its overhead."""
+TOGETHER = 8
+"""Small chunks that are merged at once. Merged ones have eight times the rows and are merged with their like, so a row
+is copied once for each power of eight."""
+MAX_NULLS = 1 << 25
+"""Values that rows of a block may lack because other rows have more columns. They take no memory while they are held,
+but each costs time when the object is made (60,000 rows beside one with 10,000 columns: 98 s, and a footer of 250 MB).
+"""
+_EMPTY = pa.RecordBatch.from_arrays([], names=[])
+
+
+class _Columns:
+    """Numbers all columns and those nested in them, so that a set of columns is an int with a bit for each."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[int, str, int], int] = {}
+        self._in_lists = 0
+        self._last: tuple[pa.Schema, int] = pa.schema([]), 0
+
+    def of(self, schema: pa.Schema) -> int:
+        """Return the columns of a schema."""
+        if not schema.equals(self._last[0]):
+            self._last = schema, self._nested(-1, schema, in_list=False)
+        return self._last[1]
+
+    def values(self, columns: int, rows: float, items: float) -> float:
+        """Count the values that rows have in `columns`, where their lists have `items` items."""
+        in_lists = (columns & self._in_lists).bit_count() if self._in_lists else 0
+        return (columns.bit_count() - in_lists) * rows + in_lists * items
+
+    def _nested(self, parent: int, fields: Iterable[pa.Field], *, in_list: bool) -> int:
+        columns = 0
+        for each in fields:
+            kind = each.type
+            bit = self._bits.setdefault((parent, each.name, kind.id), len(self._bits))
+            self._in_lists |= in_list << bit
+            columns |= 1 << bit
+            if kind.num_fields:
+                inner = (kind.field(index) for index in range(kind.num_fields))
+                columns |= self._nested(bit, inner, in_list=in_list or not pa.types.is_struct(kind))
+        return columns
+
+
+class Chunk:
+    """A routed batch, of which each run belongs to one of `owners` until it is released.
+
+    `rows` are in memory or, but for their ack subjects, `spooled`. `runs` are the start and length of each owner's
+    rows, and `sizes` their bytes. `live` counts the rows and `size` the bytes that are not released, `open_size` those
+    of them that belong to open blocks. `memory` is what the chunk takes of it, and `resident` the open blocks' share.
+    Only chunks of one `family` are merged.
+    """
+
+    __slots__ = (
+        "family",
+        "live",
+        "memory",
+        "open_size",
+        "owners",
+        "resident",
+        "rows",
+        "runs",
+        "size",
+        "sizes",
+        "spooled",
+    )
+
+    def __init__(
+        self, runs: Sequence[tuple[int, int]], owners: Sequence[Block], sizes: Sequence[int], family: object
+    ) -> None:
+        self.rows, self.runs, self.sizes, self.family = _EMPTY, list(runs), list(sizes), family
+        self.owners: list[Block | None] = list(owners)
+        self.live, self.size = sum(length for _, length in runs), sum(sizes)
+        self.open_size = sum(size for size, owner in zip(sizes, owners, strict=True) if not owner.sealed_by)
+        self.memory = self.resident = 0
+        self.spooled = False
+
+    def run(self, index: int) -> pa.RecordBatch:
+        """Return the rows of one run, without a copy."""
+        return self.rows.slice(*self.runs[index])
+
+    def kept(self) -> tuple[list[tuple[int, int]], list[pa.RecordBatch]]:
+        """Return index and length of each run that is not released, and their rows in this order, without a copy."""
+        kept = [(index, run[1]) for index, run in enumerate(self.runs) if run[1]]
+        whole = self.live == self.rows.num_rows
+        return kept, [self.rows] if whole else [self.run(index) for index, _ in kept]
+
+
+_Piece = tuple[Chunk, int]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Block:
-    """The messages of one `BlockId`, which become one object; `opened` is the time of the first one.
-
-    `rows` is more than `messages` where messages have several. `bytes` is its share of the chunks, of which `away` lies
-    in files. As one table, its rows have all of `columns`, for which the chunks hold `filled` bytes already; `items`
-    counts what is in lists. Once it is sealed, `table_bytes` is the size of that table, and `sealed_at` when it was
-    handed on.
-    """
+    """The messages of one `BlockId`, which become one object."""
 
     id: BlockId
     opened: float
+    """Time of the first message."""
     messages: int = 0
     rows: int = 0
-    bytes: int = BLOCK_OVERHEAD
-    away: int = 0
-    table_bytes: int = 0
-    items: int = 0
+    """More than `messages` where messages have several."""
+    bytes: int = 0
+    """Its share of the content of its chunks."""
+    items: float = 0
+    """Items in lists, which have values in the columns nested in them."""
     columns: int = 0
-    filled: float = 0.0
+    values: float = 0
+    """Values in those of the columns that the rows came with."""
     sealed_by: str = ""
     sealed_at: float = 0.0
-    _pieces: list[tuple[Chunk, int]] = field(default_factory=list)
+    """Time when it was handed on to the store."""
+    pieces: list[_Piece] = field(default_factory=list)
     _replies: pa.BinaryArray | None = None
 
-    def attach(self, chunk: Chunk, index: int) -> None:
-        """Add run `index` of `chunk`, whose rows and bytes are already counted."""
-        self._pieces.append((chunk, index))
-
-    def pieces_in(self, chunks: Container[Chunk]) -> list[list[tuple[Chunk, int]]]:
-        """Return its pieces in `chunks`, grouping consecutive ones."""
-        groups = groupby(self._pieces, key=lambda piece: piece[0] in chunks)
-        return [list(pieces) for among, pieces in groups if among]
-
-    def replace(self, chunks: Container[Chunk], pieces: Iterator[tuple[Chunk, int]]) -> None:
-        """Replace each group of `pieces_in` by the next of `pieces`."""
-        groups = groupby(self._pieces, key=lambda piece: piece[0] in chunks)
-        self._pieces = [new for among, old in groups for new in ([next(pieces)] if among else old)]
+    @property
+    def spooled(self) -> bool:
+        """Whether some of its rows are spooled."""
+        return any(chunk.spooled for chunk, _ in self.pieces)
 
     def batches(self) -> list[pa.RecordBatch]:
         """Return the block's rows in order of arrival, without a copy."""
-        return [chunk.run(index) for chunk, index in self._pieces]
+        return [chunk.run(index) for chunk, index in self.pieces]
 
     def replies(self) -> list[pa.BinaryArray]:
-        """Return the ack subject of each of the block's messages, also after `release`."""
-        return [_replies(batch).column(0) for batch in self.batches()] if self._replies is None else [self._replies]
+        """Return the ack subject of each of the block's messages, also after its rows were released."""
+        return [_replies(batch) for batch in self.batches()] if self._replies is None else [self._replies]
 
-    def release(self) -> None:
-        """Free the rows' memory; keep only the ack subjects."""
-        if self._replies is None:
-            self._replies = concat([_replies(batch) for batch in self.batches()]).column(0)
-        for chunk, index in self._pieces:
-            chunk.release(index)
-        self._pieces = []
+    def keep_replies(self) -> None:
+        """Hold the ack subjects, and no rows."""
+        self._replies = pa.concat_arrays(self.replies())
+        self.pieces = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +174,25 @@ class SealRules:
 
 
 class Blocks:
-    """All blocks that are not acknowledged yet: open ones, and sealed ones being stored.
+    """All blocks that are not acknowledged yet: open ones, and sealed ones being stored."""
 
-    `messages`, `rows` and `bytes` count what is open, `unacked` all messages; `memory` is what their columns hold.
-    """
+    together = TOGETHER
 
     def __init__(self, rules: SealRules) -> None:
         self.rules = rules
-        self.memory = ChunkMemory()
-        self.messages = self.rows = self.bytes = self.unacked = 0
+        self.messages = self.rows = self.bytes = 0
+        """What is open."""
+        self.unacked = 0
+        """Messages of all blocks."""
+        self.memory = 0
+        """Bytes that all chunks take."""
+        self.resident = 0
+        """The open blocks' share of it."""
+        self.large: dict[Chunk, None] = {}
+        """Chunks in memory that are not small, oldest first."""
+        self.spooled: dict[Chunk, None] = {}
+        self._columns = _Columns()
+        self._small: dict[tuple[object, int], list[Chunk]] = {}
         self._open: dict[BlockId, Block] = {}  # in the order of opening
         self._sealed: dict[Block, None] = {}
 
@@ -125,11 +210,6 @@ class Blocks:
         """How many blocks are sealed and not acknowledged yet."""
         return len(self._sealed)
 
-    @property
-    def resident(self) -> int:
-        """Bytes of open blocks that lie in memory."""
-        return self.bytes - self.memory.open_away
-
     def open_keys(self) -> int:
         """Count the distinct keys of the open blocks."""
         return len({name.key for name in self._open if not (name.quarantine or name.bundle)})
@@ -146,142 +226,199 @@ class Blocks:
         """Return the largest open blocks, at most `count`."""
         return heapq.nlargest(count, self._open.values(), key=lambda block: block.bytes)
 
+    # ------------------------------------------------------------------ adding
+
     def add(self, rows: pa.RecordBatch, runs: Sequence[Run], now: float, *, quarantine: bool = False) -> list[Block]:
         """Put routed rows into their blocks; return the blocks that were sealed because they are full."""
         if not runs:
             return []
         full: list[Block] = []
-        columns = self.memory.widths.columns(rows.schema)
         numbers = rows.column(layout.ROW).to_numpy() if layout.ROW in rows.schema.names else None
-        places = [(run.start, run.length) for run in runs]
-        measured = zip(runs, _run_sizes(rows, places, cost(rows, columns)), list_items(rows, places), strict=True)
+        before = _bytes_before(rows)
+        columns, items = self._columns.of(rows.schema), sum(map(_items, rows.columns)) / rows.num_rows
+        values = self._columns.values(columns, 1, items)
         parts: list[tuple[int, int]] = []
         owners: list[Block] = []
-        sizes: list[int] = []
-        held: list[int] = []
-        for run, size, items in measured:
+        for run in runs:
             name = BlockId(key=run.key, bucket=run.bucket, quarantine=quarantine, bundle=run.bundle)
-            start, stop, row = run.start, run.start + run.length, (size / run.length, items / run.length)
+            start, stop = run.start, run.start + run.length
             while start < stop:
-                block = self._block(name, now, columns, (stop - start, row[1] * (stop - start)), full)
-                row_bytes = row[0] + self._padding(block.columns, columns, 1, row[1])
-                count = min(stop - start, self._room(block, row_bytes))
-                while numbers is not None and start + count < stop and numbers[start + count]:
-                    count += 1  # a message's rows stay together, because the first object would acknowledge it
-                parts.append((start, count))
+                block = self._open.get(name)
+                if block is None:
+                    block = self._open[name] = Block(id=name, opened=now)
+                room = before[start] + self.rules.max_bytes - block.bytes
+                fitting = stop if before[stop] <= room else bisect_right(before, room, start, stop) - 1
+                if block.columns != columns:
+                    fitting = min(fitting, start + self._more_rows(block, columns, items, values))
+                if fitting <= start and block.rows:
+                    full += self.seal([block], "bytes")
+                    continue
+                end = min(max(fitting, start + 1), start + self.rules.max_rows - block.rows)
+                while numbers is not None and end < stop and numbers[end]:
+                    end += 1  # a message's rows stay together, because the first object would acknowledge it
+                later = 0 if numbers is None else int(np.count_nonzero(numbers[start:end]))
+                block.columns |= columns
+                block.items += items * (end - start)
+                block.values += values * (end - start)
+                self._grow(block, end - start - later, end - start, before[end] - before[start])
+                parts.append((start, end - start))
                 owners.append(block)
-                sizes.append(int(count * row[0]))
-                held.append(int(count * row[1]))
-                messages = count if numbers is None else count - int(np.count_nonzero(numbers[start : start + count]))
-                self._grow(block, (messages, count), sizes[-1], columns, held[-1])
-                start += count
+                start = end
                 if block.rows >= self.rules.max_rows:
                     full += self.seal([block], "messages")
-                elif self._table_bytes(block) + row_bytes > self.rules.max_bytes:
+                elif block.bytes >= self.rules.max_bytes:
                     full += self.seal([block], "bytes")
-        chunk = Chunk(rows, parts, owners, sizes, held, self.memory, family=(quarantine, numbers is not None))
+        sizes = [before[start + length] - before[start] for start, length in parts]
+        chunk = Chunk(parts, owners, sizes, family=(quarantine, numbers is not None))
         for index, block in enumerate(owners):
-            block.attach(chunk, index)
-        while chunks := self.memory.to_merge():
-            self._merge(chunks)
+            block.pieces.append((chunk, index))
+        self._hold(chunk, rows)
+        self._merge_small()
         return full
 
-    def _block(self, name: BlockId, now: float, columns: int, more: tuple[int, float], full: list[Block]) -> Block:
-        """Return the block for these columns; a new one where the columns would fill the old one with nulls.
+    def _more_rows(self, block: Block, columns: int, items: float, values: float) -> int:
+        """Return how many rows with these columns fit into a block with others, because of the nulls they make."""
+        both, of = block.columns | columns, self._columns.values
+        lacking = of(both, block.rows, block.items) - block.values
+        return int((MAX_NULLS - lacking) // max(of(both, 1, items) - values, MAX_NULLS / self.rules.max_rows))
 
-        `more` counts the rows to be added, and the items in their lists.
-        """
-        block = self._open.get(name)
-        if block is not None and columns != block.columns:
-            both = block.columns | columns
-            nulls = self._padding(both, columns, *more) + self._padding(both, block.columns, block.rows, block.items)
-            if nulls > self.rules.max_bytes // MOST_NULLS:
-                full += self.seal([block], "bytes")
-                block = None
-            else:
-                block.columns = both
-        if block is None:
-            block = self._open[name] = Block(id=name, opened=now, columns=columns)
-            self.bytes += block.bytes
-        return block
-
-    def _grow(self, block: Block, more: tuple[int, int], size: int, columns: int, items: int) -> None:
-        """Count what is added to a block; `more` are messages and rows."""
-        messages, rows = more
+    def _grow(self, block: Block, messages: int, rows: int, size: int) -> None:
+        """Count what is added to a block."""
         block.messages += messages
         block.rows += rows
         block.bytes += size
-        block.items += items
-        block.filled += self.memory.widths.null_bytes(columns, rows, items)
         self.messages += messages
         self.rows += rows
         self.bytes += size
         self.unacked += messages
 
-    def _padding(self, columns: int, less: int, rows: float, items: float) -> float:
-        """Return the bytes of nulls that rows with the columns `less` need for all of `columns`."""
-        if columns == less:
-            return 0.0
-        null_bytes = self.memory.widths.null_bytes
-        return null_bytes(columns, rows, items) - null_bytes(less, rows, items)
+    # ------------------------------------------------------------------ memory
 
-    def _table_bytes(self, block: Block) -> int:
-        """Bytes of a block's rows as one table."""
-        nulls = self.memory.widths.null_bytes(block.columns, block.rows, block.items) - block.filled
-        return block.bytes + int(nulls)
+    def _hold(self, chunk: Chunk, rows: pa.RecordBatch, *, spooled: bool = False) -> None:
+        """Measure `rows`, and have `chunk` hold them."""
+        self.large.pop(chunk, None)
+        self.spooled.pop(chunk, None)
+        chunk.rows, chunk.spooled = rows, spooled
+        overhead, content = _overhead(rows), (rows.select([REPLY]) if spooled else rows).get_total_buffer_size()
+        self._count(chunk, int(content) + overhead)
+        if spooled:
+            self.spooled[chunk] = None
+        elif content >= SMALL * overhead:
+            self.large[chunk] = None
+        else:
+            power = (chunk.live.bit_length() - 1) // (self.together.bit_length() - 1)
+            self._small.setdefault((chunk.family, power), []).append(chunk)
 
-    def _room(self, block: Block, row_bytes: float) -> int:
-        """Return how many rows of `row_bytes` bytes fit into `block`; at least one."""
-        by_bytes = int((self.rules.max_bytes - self._table_bytes(block)) / max(row_bytes, 1))
-        return max(1, min(self.rules.max_rows - block.rows, by_bytes))
+    def _count(self, chunk: Chunk, memory: int) -> None:
+        """Count the memory of a chunk, and the open blocks' share of it."""
+        resident = memory * chunk.open_size // max(chunk.size, 1)
+        self.memory += memory - chunk.memory
+        self.resident += resident - chunk.resident
+        chunk.memory, chunk.resident = memory, resident
 
-    def _merge(self, chunks: list[Chunk]) -> None:
-        """Merge the open blocks' rows of `chunks` into one chunk, if that takes less memory."""
+    def move(
+        self, chunk: Chunk, rows: pa.RecordBatch, kept: Iterable[tuple[int, int]], *, spooled: bool = False
+    ) -> None:
+        """Have `chunk` hold `rows` instead, those of the runs `kept`; runs released since then stay released."""
+        position = 0
+        for index, length in kept:
+            if chunk.runs[index][1]:
+                chunk.runs[index] = (position, length)
+            position += length
+        if chunk.live:
+            self._hold(chunk, rows, spooled=spooled)
+
+    def rewrite(self, chunk: Chunk) -> None:
+        """Keep only what is still needed of a chunk, in memory."""
+        kept, slices = chunk.kept()
+        self.move(chunk, pa.concat_batches(slices), kept)
+
+    def release(self, block: Block) -> None:
+        """Free a block's rows; keep only the ack subjects."""
+        pieces = block.pieces
+        block.keep_replies()
+        self._release(pieces)
+
+    def _release(self, pieces: Iterable[_Piece]) -> None:
+        """Free runs; rewrite a chunk when less than half of it is still needed."""
+        for chunk, index in pieces:
+            owner, size = chunk.owners[index], chunk.sizes[index]
+            chunk.live -= chunk.runs[index][1]
+            chunk.size -= size
+            chunk.open_size -= 0 if owner is None or owner.sealed_by else size
+            chunk.runs[index], chunk.owners[index], chunk.sizes[index] = (0, 0), None, 0
+            if not chunk.live:
+                self.large.pop(chunk, None)
+                self.spooled.pop(chunk, None)
+                chunk.rows = _EMPTY
+                self._count(chunk, 0)
+            elif chunk.live * 2 < chunk.rows.num_rows and not chunk.spooled:
+                self.rewrite(chunk)
+            else:
+                self._count(chunk, chunk.memory)
+
+    def _merge_small(self) -> None:
+        """Merge small chunks until too few are alike."""
+        while alike := next((alike for alike in self._small.values() if len(alike) >= self.together), None):
+            chunks, alike[:] = [chunk for chunk in dict.fromkeys(alike) if chunk.live and not chunk.spooled], []
+            if len(chunks) > 1:
+                self._merge(chunks)
+
+    def _merge(self, chunks: Sequence[Chunk]) -> None:
+        """Merge the open blocks' rows of `chunks` into one chunk, if that takes less memory.
+
+        Consecutive pieces of a block become one.
+        """
         schema = unify_losslessly([chunk.rows.schema for chunk in chunks])
-        among = set(chunks)
         owners = dict.fromkeys(owner for chunk in chunks for owner in chunk.owners if owner and not owner.sealed_by)
-        groups = [(block, pieces) for block in owners for pieces in block.pieces_in(among)]
-        if schema is None or not groups or not self._pays(schema, chunks):
+        if schema is None or not owners:
             return
-        rows, places = _gathered(chunks, [pieces for _, pieces in groups], schema)
-        columns = self.memory.widths.columns(schema)
-        sizes = [int(size) for size in _run_sizes(rows, places, cost(rows, columns))]
-        items = [sum(chunk.items[index] for chunk, index in pieces) for _, pieces in groups]
-        merged = Chunk(rows, places, [block for block, _ in groups], sizes, items, self.memory, chunks[0].family)
-        now: defaultdict[Block, list[tuple[Chunk, int]]] = defaultdict(list)
-        released: defaultdict[Chunk, list[int]] = defaultdict(list)
-        for number, (block, pieces) in enumerate(groups):
-            now[block].append((merged, number))
-            block.columns |= columns
-            for chunk, index in pieces:
-                block.filled += self._padding(columns, chunk.columns, chunk.runs[index][1], chunk.items[index])
-                released[chunk].append(index)
-            change = sizes[number] - sum(chunk.sizes[index] for chunk, index in pieces)
-            block.bytes += change
-            self.bytes += change
-        for block, replacing in now.items():
-            block.replace(among, iter(replacing))
-        for chunk, indexes in released.items():
-            chunk.release(*indexes)
+        nulls = shared_nulls()
+        batches = [conform(chunk.rows, schema, nulls) for chunk in chunks]
+        merged_bytes = sum(batch.nbytes for batch in batches) + _overhead(batches[0])  # nulls count as copies
+        if merged_bytes >= sum(chunk.memory for chunk in chunks):
+            return
+        starts = dict(zip(chunks, accumulate(map(len, batches), initial=0), strict=False))
+        groups = [
+            (block, merging, list(pieces))
+            for block in owners
+            for merging, pieces in groupby(block.pieces, key=lambda piece: piece[0] in starts)
+        ]
+        merging_groups = [(block, pieces) for block, merging, pieces in groups if merging]
+        order = [
+            np.arange(start, start + length) + starts[chunk]
+            for _, pieces in merging_groups
+            for chunk, index in pieces
+            for start, length in [chunk.runs[index]]
+        ]
+        lengths = [sum(chunk.runs[index][1] for chunk, index in pieces) for _, pieces in merging_groups]
+        sizes = [sum(chunk.sizes[index] for chunk, index in pieces) for _, pieces in merging_groups]
+        runs = list(zip(accumulate(lengths, initial=0), lengths, strict=False))
+        merged = Chunk(runs, [block for block, _ in merging_groups], sizes, chunks[0].family)
+        for block in owners:
+            block.columns |= self._columns.of(schema)
+            block.pieces = []
+        numbers = iter(range(len(runs)))
+        for block, merging, pieces in groups:
+            block.pieces += [(merged, next(numbers))] if merging else pieces
+        self._hold(merged, pa.concat_batches(batches).take(pa.array(np.concatenate(order))))
+        self._release(piece for _, pieces in merging_groups for piece in pieces)
 
-    def _pays(self, schema: pa.Schema, chunks: list[Chunk]) -> bool:
-        """Whether `chunks` would take less memory as one of this schema."""
-        columns = self.memory.widths.columns(schema)
-        saved = sum(overhead(chunk.columns) for chunk in chunks) - overhead(columns)
-        return saved > sum(self._padding(columns, chunk.columns, len(chunk.rows), sum(chunk.items)) for chunk in chunks)
+    # ------------------------------------------------------------------ sealing
 
     def seal(self, blocks: Iterable[Block], reason: str) -> list[Block]:
         """Seal `blocks`."""
         sealed = list(blocks)
         for block in sealed:
-            block.table_bytes = self._table_bytes(block)
             del self._open[block.id]
             self._sealed[block] = None
             self.messages -= block.messages
             self.rows -= block.rows
             self.bytes -= block.bytes
-            self.memory.open_away -= block.away
             block.sealed_by = reason
+            for chunk, index in block.pieces:
+                chunk.open_size -= chunk.sizes[index]
+                self._count(chunk, chunk.memory)
         return sealed
 
     def seal_due(self, now: float) -> list[Block]:
@@ -317,39 +454,33 @@ class Blocks:
         self.unacked -= block.messages
 
 
-def _replies(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _replies(batch: pa.RecordBatch) -> pa.BinaryArray:
     """Return the ack subjects of a batch: one per message, that of its first row."""
-    replies = batch.select([REPLY])
+    replies = batch.column(REPLY)
     if layout.ROW not in batch.schema.names:
         return replies
     return replies.filter(pc.equal(pc.fill_null(batch.column(layout.ROW), 0), 0))
 
 
-def _gathered(
-    chunks: Sequence[Chunk], groups: Sequence[Sequence[tuple[Chunk, int]]], schema: pa.Schema
-) -> tuple[pa.RecordBatch, list[tuple[int, int]]]:
-    """The rows of the pieces of `chunks` in `groups`, each group's together, and where each group lies."""
-    starts = dict(zip(chunks, accumulate((len(chunk.rows) for chunk in chunks), initial=0), strict=False))
-    order: list[Any] = []
-    places: list[tuple[int, int]] = []
-    position = 0
-    for pieces in groups:
-        lengths = [chunk.runs[index][1] for chunk, index in pieces]
-        for (chunk, index), length in zip(pieces, lengths, strict=True):
-            start = starts[chunk] + chunk.runs[index][0]
-            order.append(np.arange(start, start + length))
-        places.append((position, sum(lengths)))
-        position += sum(lengths)
-    rows = pa.concat_batches([conform(chunk.rows, schema) for chunk in chunks])
-    return rows.take(pa.array(np.concatenate(order))), places
+def _items(array: pa.Array) -> int:
+    """Count the items of the lists in an array, at any depth."""
+    if pa.types.is_list(array.type):
+        return len(array.flatten()) + _items(array.flatten())
+    return sum(map(_items, array.flatten())) if pa.types.is_struct(array.type) else 0
 
 
-def _run_sizes(rows: pa.RecordBatch, places: Sequence[tuple[int, int]], total: int) -> list[float]:
-    """Return the bytes of each run: its payloads, and an equal share of the rest of `total` per row."""
-    if layout.PAYLOAD not in rows.schema.names:
-        return [length * total / rows.num_rows for _, length in places]
-    ends = np.concatenate(
-        [[0], np.cumsum(pc.binary_length(rows.column(layout.PAYLOAD)).fill_null(0).to_numpy(zero_copy_only=False))]
-    )
-    share = max(total - int(ends[-1]), 0) / rows.num_rows
-    return [float(ends[start + length] - ends[start] + length * share) for start, length in places]
+def _overhead(rows: pa.RecordBatch) -> int:
+    """Return the bytes that rows take besides the content of their buffers."""
+    return CHUNK_OVERHEAD + BUFFER_OVERHEAD * sum(len(column.buffers()) for column in rows.columns)
+
+
+def _bytes_before(rows: pa.RecordBatch) -> list[int]:
+    """Return the bytes of the rows before each one, and of all: their payloads, and an equal share of the rest."""
+    payloads: Any = np.zeros(rows.num_rows)
+    if layout.PAYLOAD in rows.schema.names:
+        lengths = pc.binary_length(rows.column(layout.PAYLOAD))
+        payloads = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    share = max(rows.get_total_buffer_size() - int(payloads.sum()), 0) / max(rows.num_rows, 1)
+    before = np.concatenate([[0], np.cumsum(payloads)]) + share * np.arange(rows.num_rows + 1)
+    sizes: list[int] = before.astype(np.int64).tolist()
+    return sizes

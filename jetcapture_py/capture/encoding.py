@@ -12,8 +12,9 @@ from jetcapture_py.archive.sparse import Known
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.blocks import Block
 from jetcapture_py.capture.resident import Resident
+from jetcapture_py.capture.spool import SpoolFile
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.shares import ENCODING_COPIES, RELEASE_SHARE
+from jetcapture_py.config.shares import ENCODING_COPIES, ENCODING_PIECES, RELEASE_SHARE
 
 _Work = tuple[BlockId, str, Sequence[pa.RecordBatch], Known | None]
 
@@ -42,12 +43,12 @@ class Encoding:
         state = self._state
         async with state.encoding.acquire(sum(map(self._memory, blocks))):
             work = [
-                (block.away > 0, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
+                (block.spooled, (block.id, block.sealed_by, block.batches(), self._columns_of(block)))
                 for block in blocks
             ]
             objects = await state.in_thread(state.encode_threads, self._encode, work)
         for block, encoded in zip(blocks, objects, strict=True):
-            block.release()
+            state.blocks.release(block)
             state.encoded_bytes += encoded.memory
         state.progress.set()
         return objects
@@ -67,27 +68,23 @@ class Encoding:
     def _encode_to_file(self, work: _Work) -> EncodedBlock:
         """Make the object of spooled rows in the spool as well; in memory, where that fails."""
         spooling = self._state.spooling
-        try:
-            sink = spooling.spool.sink() if spooling is not None else None
-        except OSError as error:
-            sink = None
-            self._failed(error)
-        if sink is not None:
+        if spooling is not None and spooling.works:
             try:
-                return self.encoder.encode_or_salvage(*work, sink=sink)
-            except Exception as error:
-                if not sink.failed:
-                    raise
-                self._failed(error)
-            finally:
-                sink.close()
+                sink = SpoolFile(spooling.spool)
+            except OSError as error:
+                spooling.failed(error)
+                return self.encoder.encode_or_salvage(*work)
+            with sink:
+                try:
+                    return self.encoder.encode_or_salvage(*work, sink=sink)
+                except Exception as error:
+                    if not sink.failed:
+                        raise
+                    spooling.failed(error)
         return self.encoder.encode_or_salvage(*work)
 
-    def _failed(self, error: Exception) -> None:
-        if self._state.spooling is not None:
-            self._state.spooling.failed(error)
-
     def _memory(self, block: Block) -> int:
-        """Bytes that a block takes as one table; of what lies in files, most writers copy a piece at a time."""
-        away = 0 if self.encoder.whole_blocks and not block.id.quarantine else block.away
-        return block.table_bytes - away + min(away, PIECE_BYTES) // ENCODING_COPIES
+        """Bytes that making an object takes. One in a file takes a few pieces, unless its writer needs all rows."""
+        copies = ENCODING_COPIES * block.bytes
+        whole = self.encoder.whole_blocks and not block.id.quarantine
+        return min(copies, ENCODING_PIECES * PIECE_BYTES) if block.spooled and not whole else copies

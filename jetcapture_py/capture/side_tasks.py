@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from jetcapture_py.capture.marks import mark
-from jetcapture_py.capture.spooling import Spooling
+from jetcapture_py.capture.spool import Spooling
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.stream_configs import keep_stream_config
 from jetcapture_py.config.block import MANY_KEYS
@@ -44,6 +44,7 @@ def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) ->
 
 async def _spool(state: CaptureState, spooling: Spooling) -> None:
     """Move rows to the spool whenever the memory is short; where that fails, blocks are sealed."""
+    await spooling.check()
     while True:
         async for _ in spooling.steps():
             state.progress.set()

@@ -1,45 +1,112 @@
-"""Keep rows and objects that do not fit in memory in files on local disk. The files do not survive a restart.
+"""Keep rows and objects that do not fit in memory in files on local disk, and choose what is moved there.
 
-Every process has its own locked directory below the configured one; those of dead processes are removed when another
-process starts. Rows are Arrow IPC files, mapped into memory, so the system can reclaim their pages at any time. Nothing
-is synced: after a crash the server delivers the messages again.
+The files have no names: they disappear with their last use, or with the process. Rows are Arrow IPC files, mapped into
+memory, so the system can reclaim their pages at any time. Nothing is synced: after a crash the server delivers the
+messages again.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import errno
-import fcntl
+import logging
 import mmap
 import os
-import re
-import shutil
+import queue
 import tempfile
 import threading
 import time
 import weakref
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.capture.blocks import Blocks, Chunk
+from jetcapture_py.capture.resident import Resident
+from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
+from jetcapture_py.log import event
+from jetcapture_py.log_limit import LogLimit
 
-_NEW, _LOCK, _SUFFIXES = ".jetcapture-", "lock", (".arrow", ".object")
-_NAMED = re.compile(r"\.?jetcapture-[a-z0-9_]{8}")
-"""Names of directories, as `tempfile.mkdtemp` makes them."""
-_ABANDONED = 3600.0
-"""Age in seconds after which an unfinished directory belongs to a dead process."""
-MOST_FILES = 20_000
+log = logging.getLogger("jetcapture.spool")
+
+MAX_FILES = 20_000
 """Files of rows at once. Each is mapped, and Linux lets a process have 65,530 mappings (`vm.max_map_count`)."""
+TIMEOUT = 10.0
+"""Seconds that the disk may take for one step."""
+RETRY = 10.0
+"""Seconds after a failure before the spool is tried again; until then blocks are sealed early."""
+QUIET = 300.0
+"""Minimum seconds between log lines about failures."""
+SMALL = 256 << 10
+"""Remaining bytes below which a spooled chunk returns to memory, where it is merged with others."""
+
+T = TypeVar("T")
 
 
 class UsedUpError(OSError):
     """The spool is full. Not a failure: space will be freed."""
+
+
+class _Disk:
+    """Makes all calls that wait for a disk, in a thread that does not keep the process alive if the disk hangs."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._since: float | None = None
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Make a call and wait. Raises its OSError, or TimeoutError if the disk does not answer in time."""
+        future: Future[T] = Future()
+        since = self._since
+        if since is None or time.monotonic() - since < TIMEOUT:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="spool-disk", daemon=True)
+                self._thread.start()
+            self._work.put((future, work))
+            try:
+                return future.result(TIMEOUT)
+            except TimeoutError:
+                if future.done() and not future.cancelled():
+                    raise  # the call's own
+                if not future.cancel():
+                    future.add_done_callback(_close_result)
+            finally:
+                del future, work  # an exception would hold them with the frame that it holds
+        raise TimeoutError(errno.ETIMEDOUT, f"the disk did not answer within {TIMEOUT:.0f} s")
+
+    def post(self, work: Callable[[], Any]) -> None:
+        """Make a call some time, without waiting. May be called by the garbage collector."""
+        self._work.put((Future(), work))
+
+    def close(self) -> None:
+        """End the thread after its last call."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            future, work = item
+            self._since = time.monotonic()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            self._since = None
+            del item, future, work  # they may hold a file
+
+
+def _close_result(future: Future[Any]) -> None:
+    """Close a file that nobody waits for any more."""
+    with suppress(Exception):
+        future.result().close()
 
 
 class Spool:
@@ -51,14 +118,11 @@ class Spool:
 
     def __init__(self, path: Path, size: int, resident: int = 0, growth: int = 1) -> None:
         self.path, self.size = path, size
+        self.disk = _Disk()
         self._resident, self._growth = resident, growth
-        self._names = count()
-        self._lock, self._opening = threading.Lock(), threading.Lock()
-        self._rows = self._objects = self._files = 0
-        self._freed: deque[int] = deque()
-        self.threads = ThreadPoolExecutor(1, "spool")
-        self._directory: Path | None = None
-        self._held: IO[bytes] | None = None
+        self._lock = threading.Lock()
+        self._taken = Counter[str]()
+        self._freed: deque[tuple[str, int]] = deque()
 
     @property
     def bytes(self) -> int:
@@ -69,156 +133,81 @@ class Spool:
     def has_room(self, size: int, *, spare: bool = True) -> bool:
         """Whether rows of `size` bytes fit, and, with `spare`, also the object written from them."""
         with self._lock:
-            return self._has_room(size, spare=spare)
+            used = self._used() + size
+            if not spare:
+                return used <= self.size
+            return used + self._reserved(size) <= self.size and self._taken["files"] < MAX_FILES
 
-    def _has_room(self, size: int, *, spare: bool) -> bool:
-        if spare and self._files >= MOST_FILES:
-            return False
-        kept = self._growth * (self._rows + size + self._resident) if spare else 0
-        return self._used() + size + kept <= self.size
+    def write(self, rows: pa.RecordBatch, *, spare: bool = True) -> pa.RecordBatch:
+        """Write rows; return the same rows, mapped. Their file is gone with their last use.
+
+        The ack subjects stay in memory: keeping messages alive must not wait for a disk.
+        """
+        position = rows.schema.get_field_index(REPLY)
+        stored = rows.remove_column(position)
+        size = int(stored.nbytes)
+        if not self.has_room(size, spare=spare):
+            raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
+        with SpoolFile(self, "rows", needed=size + self._reserved(size)) as file:
+            with pa.ipc.new_file(file, stored.schema) as writer:
+                writer.write_batch(stored)
+            mapped = pa.ipc.open_file(pa.BufferReader(file.getvalue())).get_batch(0)
+        replies = pa.concat_arrays([rows.column(position)])  # a copy, that holds nothing else
+        return mapped.add_column(position, rows.schema.field(position), replies)
+
+    def take(self, kind: str, size: int) -> None:
+        """Count bytes of `kind` that are about to be written. Raises UsedUpError."""
+        with self._lock:
+            if self._used() + size > self.size:
+                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
+            self._taken[kind] += size
+
+    def free(self, kind: str, size: int) -> None:
+        """Count bytes that are gone. Takes no lock, because the garbage collector may call it anywhere."""
+        self._freed.append((kind, size))
+
+    def close(self) -> None:
+        """End the thread."""
+        self.disk.close()
 
     def _used(self) -> int:
         """Bytes in all files, without what was freed since; the lock must be held."""
         while self._freed:
-            self._objects -= self._freed.popleft()
-        return self._rows + self._objects
+            kind, size = self._freed.popleft()
+            self._taken[kind] -= size
+        return self._taken["rows"] + self._taken["objects"]
 
-    def open(self) -> None:
-        """Create this process's directory, and remove those of dead processes."""
-        self._opened()
-
-    def write(self, batch: pa.RecordBatch, *, spare: bool = True) -> tuple[pa.RecordBatch, SpoolFile]:
-        """Write rows; return the same rows, mapped, and their file.
-
-        The ack subjects stay in memory: keeping messages alive must not wait for a disk.
-        """
-        position = batch.schema.get_field_index(REPLY)
-        stored = batch.remove_column(position)
-        size = int(stored.nbytes)
-        with self._lock:
-            if not self._has_room(size, spare=spare):
-                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
-            needed = size + self._growth * (self._rows + size + self._resident)
-            self._rows += size
-            self._files += 1
-        path, file = None, None
-        try:
-            self._check_disk(needed)
-            path = self._new("arrow")
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored.schema) as writer:
-                writer.write_batch(stored)
-            with pa.memory_map(str(path)) as source:  # the mapping stays until its last column is gone
-                mapped = pa.ipc.open_file(source).get_batch(0)
-            file = SpoolFile(self, path, size)
-        finally:
-            if file is None:
-                self._forget(path, size)
-        replies = batch.column(position).take(pa.array(np.arange(len(batch))))  # a copy, that holds nothing else
-        return mapped.add_column(position, batch.schema.field(position), replies), file
-
-    def sink(self) -> SpoolSink:
-        """Create a file for an object."""
-        return SpoolSink(self, self._new("object"))
-
-    def close(self) -> None:
-        """Remove the directory."""
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-
-    def took(self, size: int) -> None:
-        """Count bytes of an object that are about to be written."""
-        with self._lock:
-            if self._used() + size > self.size:
-                raise UsedUpError(errno.ENOSPC, "limits.spool.size is used up")
-            self._objects += size
-
-    def freed(self, size: int) -> None:
-        """Count bytes of removed objects. Takes no lock, because the garbage collector may call it anywhere."""
-        self._freed.append(size)
-
-    def forget(self, file: SpoolFile) -> None:
-        """Remove a file of rows."""
-        self._forget(file.path, file.size)
-
-    def _forget(self, path: Path | None, size: int) -> None:
-        if path is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        with self._lock:
-            self._rows -= size
-            self._files -= 1
-
-    def _check_disk(self, needed: int) -> None:
-        """Raise OSError if the disk has less free space than needed."""
-        disk = os.statvfs(self._opened())
-        if disk.f_bavail * disk.f_frsize < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _new(self, suffix: str) -> Path:
-        return self._opened() / f"{next(self._names)}.{suffix}"
-
-    def _opened(self) -> Path:
-        """Return this process's directory; create it on first use."""
-        with self._opening:
-            if self._directory is None:
-                self.path.mkdir(parents=True, exist_ok=True)
-                _sweep(self.path)
-                new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
-                self._held = (new / _LOCK).open("wb")
-                with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
-                    fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._directory = new.rename(self.path / new.name.removeprefix("."))
-            return self._directory
+    def _reserved(self, size: int) -> int:
+        """Bytes of the objects that are later written from all rows, with `size` bytes of further ones."""
+        return self._growth * (self._taken["rows"] + size + self._resident)
 
 
 class SpoolFile:
-    """A file of mapped rows."""
+    """A file without a name. Raises OSError unless the disk has room for `needed` bytes.
 
-    def __init__(self, spool: Spool, path: Path, size: int) -> None:
-        self.path, self.size = path, size
-        self._spool: Spool | None = spool
+    `kind` is rows or objects. What is written is discarded with the context, unless `getvalue` was called.
+    """
 
-    def release(self) -> None:
-        """Remove the file in the background; rows in use stay readable."""
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            with contextlib.suppress(RuntimeError):  # the spool is closed
-                spool.threads.submit(spool.forget, self)
+    def __init__(self, spool: Spool, kind: str = "objects", needed: int = 0) -> None:
+        self._spool, self._kind, self._size = spool, kind, 0
+        self._file = spool.disk.call(partial(_created, spool.path, needed))
+        spool.take("files", 1)
+        self.closed = self.failed = False
 
+    def __enter__(self) -> Self:
+        return self
 
-class SpoolSink:
-    """An unnamed file that an object is written to. It disappears with its last use."""
-
-    def __init__(self, spool: Spool, path: Path) -> None:
-        self._spool = spool
-        self._size = 0
-        self._file = path.open("w+b", buffering=0)
-        path.unlink()
-        self.failed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more can be written."""
-        return self._file.closed
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def write(self, data: Any) -> int:
         """Append bytes. Raises OSError without enough space."""
         rest = memoryview(data).cast("B")
-        size = len(rest)
-        try:
-            self._spool.took(size)
-            self._size += size
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self.failed = True
-            raise
-        return size
+        with self._noting_failure():
+            self._spool.take(self._kind, len(rest))
+            self._size += len(rest)
+            self._spool.disk.call(partial(_append, self._file, rest))
+        return len(rest)
 
     def tell(self) -> int:
         """Bytes written."""
@@ -228,50 +217,148 @@ class SpoolSink:
         """Nothing is buffered."""
 
     def getvalue(self) -> pa.Buffer:
-        """Return everything written, as a writable mapping."""
-        try:
-            mapped = mmap.mmap(self._file.fileno(), self._size)
-        except (OSError, ValueError):
-            self.failed = True
-            raise
-        self._file.close()
-        weakref.finalize(mapped, self._spool.freed, self._size)
+        """Return everything written, as a writable mapping, and close the file."""
+        with self._noting_failure():
+            mapped = self._spool.disk.call(lambda: mmap.mmap(self._file.fileno(), self._size))
+            self._spool.take("files", 1)
+        view = memoryview(mapped)
+        weakref.finalize(view, _unmap, self._spool, mapped, self._kind, self._size)
         self._size = 0
-        return pa.py_buffer(mapped)
+        self.close()
+        return pa.py_buffer(view)
 
     def clear(self) -> None:
         """Discard what was written."""
-        try:
-            self._file.seek(0)
-            self._file.truncate()
-        except OSError:
-            self.failed = True
-            raise
-        self._spool.freed(self._size)
+        with self._noting_failure():
+            self._spool.disk.call(lambda: (self._file.seek(0), self._file.truncate()))
+        self._spool.free(self._kind, self._size)
         self._size = 0
 
     def close(self) -> None:
-        """Discard an unfinished object."""
-        self._file.close()
-        self._spool.freed(self._size)
-        self._size = 0
+        """Discard what was written and not returned."""
+        if not self.closed:
+            self.closed = True
+            self._spool.free(self._kind, self._size)
+            self._spool.free("files", 1)
+            self._spool.disk.post(self._file.close)
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):
+            self.failed = True
+            raise
 
 
-def _sweep(path: Path) -> None:
-    """Remove the directories of processes that no longer run, and nothing else that is there."""
-    for directory in path.iterdir():
-        new = directory.name.startswith(_NEW)
-        if _NAMED.fullmatch(directory.name) and (not new or time.time() - directory.stat().st_mtime > _ABANDONED):
-            with contextlib.suppress(OSError):  # locked, or with something in it that is not ours
-                _remove_unlocked(directory)
+def _created(path: Path, needed: int) -> IO[bytes]:
+    path.mkdir(parents=True, exist_ok=True)  # it may have been removed
+    file = tempfile.TemporaryFile(dir=path, buffering=0)  # noqa: SIM115 - it is closed with its last use
+    disk = os.fstatvfs(file.fileno())
+    if disk.f_bavail * disk.f_frsize < needed:
+        file.close()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return file
 
 
-def _remove_unlocked(directory: Path) -> None:
-    """Remove a directory if its lock is free. Raises OSError if it is held, or if other files are there."""
-    with contextlib.suppress(FileNotFoundError), (directory / _LOCK).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for path in directory.iterdir():
-            if path.suffix in _SUFFIXES:
-                path.unlink()
-        (directory / _LOCK).unlink()
-    directory.rmdir()
+def _append(file: IO[bytes], rest: memoryview) -> None:
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _unmap(spool: Spool, mapped: mmap.mmap, kind: str, size: int) -> None:
+    """Free what a file held, after its last use."""
+    spool.free(kind, size)
+    spool.free("files", 1)
+    spool.disk.post(mapped.close)  # which removes the file
+
+
+class Spooling:
+    """Spools chunks of `blocks` while their open rows use more than a share of `memory` bytes.
+
+    `active` while spooling. Never raises: rows that cannot be spooled stay in memory.
+    """
+
+    def __init__(self, blocks: Blocks, spool: Spool, memory: int) -> None:
+        self.spool = spool
+        self.active = False
+        self.failures = 0
+        self._blocks, self._memory = blocks, memory
+        self._threads = ThreadPoolExecutor(1, "spool")
+        self._resident = Resident(memory // RELEASE_SHARE)
+        self._target = 0
+        self._wake = asyncio.Event()
+        self._retry_at = 0.0
+        self._limit = LogLimit(QUIET)
+
+    async def check(self) -> None:
+        """Warn if no file can be created."""
+        try:
+            await self._in_thread(lambda: SpoolFile(self.spool).close())
+        except OSError as error:
+            self.failed(error)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.spool.close()
+
+    @property
+    def works(self) -> bool:
+        """Whether the last failure was long ago."""
+        return time.monotonic() >= self._retry_at
+
+    def begin(self, *, starved: bool) -> bool:
+        """Start spooling if memory is short, everything if `starved`. Return False if not needed or not possible."""
+        if not self.active:
+            enough = 0 if starved else self._memory // SPOOL_SHARE
+            if self._blocks.resident <= enough or not self.works or self._next() is None:
+                return False
+            self.active = True
+            self._wake.set()
+        self._target = 0 if starved else self._memory // SPOOL_TARGET_SHARE
+        return True
+
+    async def steps(self) -> AsyncIterator[None]:
+        """Wait for `begin`, then spool one chunk per step until enough is spooled or it fails."""
+        await self._wake.wait()
+        self._wake.clear()
+        try:
+            while self._blocks.resident > self._target and (chunk := self._next()) is not None:
+                await self._spool(chunk)
+                yield
+        except (OSError, pa.ArrowException) as error:
+            self.failed(error)
+        finally:
+            self.active = False
+
+    def failed(self, error: Exception) -> None:
+        """Record a failure, and pause spooling. May be called from any thread."""
+        if isinstance(error, UsedUpError):
+            return
+        self.failures += 1
+        self._retry_at = time.monotonic() + RETRY
+        if times := self._limit.due(time.monotonic()):
+            event(log, logging.WARNING, "spool.failed", path=self.spool.path, error=error, times=times)
+
+    def _next(self) -> Chunk | None:
+        """Return the oldest chunk with rows of open blocks if it fits, else a spooled one that can shrink."""
+        chunk = next((chunk for chunk in self._blocks.large if chunk.open_size), None)
+        if chunk is not None and self.spool.has_room(chunk.memory):
+            return chunk
+        sparse = (chunk for chunk in self._blocks.spooled if chunk.live * 2 < chunk.rows.num_rows)
+        return next((chunk for chunk in sparse if self.spool.has_room(chunk.size, spare=False)), None)
+
+    async def _spool(self, chunk: Chunk) -> None:
+        kept, slices = chunk.kept()
+        replaces, to_file = chunk.spooled, not chunk.spooled or chunk.size >= SMALL
+        rows = await self._in_thread(partial(self._moved, slices, to_file=to_file, spare=not replaces))
+        self._blocks.move(chunk, rows, kept, spooled=to_file)
+
+    def _moved(self, slices: Sequence[pa.RecordBatch], *, to_file: bool, spare: bool) -> pa.RecordBatch:
+        self._resident.release_unused()  # what was spooled before
+        rows = slices[0] if to_file and len(slices) == 1 else pa.concat_batches(slices)
+        return self.spool.write(rows, spare=spare) if to_file else rows
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -20,8 +20,6 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
 
     Raises StoreError.
     """
-    if state.spooling is not None:
-        await state.spooling.open()
     await probe(state, stop)
     await key_rule.warn_of_change(state, encoder)
     _warn_of_new_archive(state)

@@ -19,8 +19,7 @@ from jetcapture_py.capture import budget
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.progress import Observer
 from jetcapture_py.capture.recent import QuarantineLog, Recent
-from jetcapture_py.capture.spool import Spool
-from jetcapture_py.capture.spooling import Spooling
+from jetcapture_py.capture.spool import Spool, Spooling
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
@@ -76,7 +75,7 @@ class CaptureState:
         self.ended: str | None = None
         self.preparing = Received()
         self.decoding_since: float | None = None
-        self.encoding = budget.WeightedSemaphore(memory // shares.ENCODING_SHARE)
+        self.encoding = budget.WeightedSemaphore(int(memory / shares.ENCODING_SHARE))
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
@@ -94,8 +93,7 @@ class CaptureState:
     def memory(self) -> int:
         """Bytes held by everything after reception."""
         preparing = self.preparing.memory * shares.PREPARING_COPIES
-        encoding = self.encoding.taken * shares.ENCODING_COPIES
-        return self.blocks.memory.bytes + preparing + encoding + self.encoded_bytes
+        return self.blocks.memory + preparing + self.encoding.taken + self.encoded_bytes
 
     @property
     def unacked(self) -> int:
@@ -160,7 +158,7 @@ class CaptureState:
 
     async def memory_freed(self) -> None:
         """Wait while blocks hold more than `limits.memory`, if some are on their way to the store or the spool."""
-        while self.blocks.memory.bytes + self.encoded_bytes > self.config.limits.memory and (
+        while self.blocks.memory + self.encoded_bytes > self.config.limits.memory and (
             self.blocks.sealed or (self.spooling is not None and self.spooling.active)
         ):
             await self.progressed()
@@ -189,4 +187,4 @@ class CaptureState:
         self.decode_threads.shutdown(wait=False)
         self.store_threads.shutdown(wait=False)
         if self.spooling is not None:
-            self.spooling.spool.close()
+            self.spooling.close()

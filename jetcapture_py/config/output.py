@@ -41,9 +41,9 @@ class OnStoredConfig(Section):
 
 
 class SpoolConfig(Section):
-    """Space on local disk for open blocks. It is empty at every start."""
+    """Space on local disk for open blocks."""
 
-    path: types.FilePath = Field(description="Directory on a local disk, in which every process makes its own.")
+    path: types.FilePath = Field(description="Directory on a local disk; its files have no names.")
     size: types.Size = Field(
         description="Maximum size of all its files; half is for rows, the rest for the objects written from them."
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.capture.spool import MOST_FILES
+from jetcapture_py.capture.spool import MAX_FILES
 from jetcapture_py.config import model
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import parse_duration, parse_size
@@ -196,7 +196,7 @@ def test_a_full_spool_does_not_evict_its_pod() -> None:
     (spool,) = [
         each for each in pod(deployment(CAPTURE, {"config": {"limits": limits}}))["volumes"] if each["name"] == "spool"
     ]
-    assert parse_size(f"{spool['emptyDir']['sizeLimit']}B") >= parse_size("1GB") + MOST_FILES * 4096
+    assert parse_size(f"{spool['emptyDir']['sizeLimit']}B") >= parse_size("1GB") + MAX_FILES * 4096
 
 
 def test_large_numbers_stay_numbers() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 
 from jetcapture_py import log
 from jetcapture_py.archive import layout
-from jetcapture_py.capture import spooling
+from jetcapture_py.capture import spool
 from jetcapture_py.monitoring.metrics import Metrics
 from tests.support.mounts import Volume
 from tests.support.nats_server import NatsServer
@@ -182,7 +185,7 @@ def test_a_spool_that_is_used_up_means_pressure_and_no_warning(
 def test_a_spool_that_cannot_be_made_is_warned_of_and_the_capture_goes_on(
     nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spooling, "RETRY", 0.1)
+    monkeypatch.setattr(spool, "RETRY", 0.1)
     (tmp_path / "spool").write_text("a file")
     sent = messages()
 
@@ -197,6 +200,58 @@ def test_a_spool_that_cannot_be_made_is_warned_of_and_the_capture_goes_on(
     assert "File exists" in entry["error"]
 
 
+def test_a_disk_that_hangs_is_warned_of_and_used_again_when_it_answers(
+    nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "TIMEOUT", 0.5)
+    monkeypatch.setattr(spool, "RETRY", 0.1)
+    volume = Volume(tmp_path)
+    volume.mount_disk(400)
+    sent = messages()
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, sent[: COUNT // 2])
+        limits = {"memory": "32MiB", "spool": {"path": str(volume.point / "spool"), "size": "1GiB"}}
+        async with running(settings(server, tmp_path, limits=limits)) as capture:
+            await until(lambda: capture.stats.received == COUNT // 2, "all are received")
+            assert capture.stats.sealed_by["pressure"] > 0
+            volume.thaw()
+            await publish(server.url, sent[COUNT // 2 :])
+            assert capture.spooling is not None
+            spooled = capture.spooling.spool
+            await until(lambda: spooled.bytes > 0, "it is used again")
+            await until(lambda: capture.stats.received == COUNT, "all are received")
+
+    volume.freeze()
+    try:
+        asyncio.run(scenario())
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            volume.thaw()
+        volume.close()
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    (entry,) = failures(said)
+    assert "the disk did not answer" in entry["error"]
+
+
+def test_what_older_versions_left_in_the_directory_stops_nothing_and_stays(nats_server: Start, tmp_path: Path) -> None:
+    """A lock that is a FIFO held up the start for ever."""
+    left = tmp_path / "spool" / "jetcapture-abcd1234" / "lock"
+    left.parent.mkdir(parents=True)
+    os.mkfifo(left)
+    sent = messages(10)
+
+    async def scenario() -> None:
+        server = nats_server()
+        await publish(server.url, sent)
+        await capture_all(settings(server, tmp_path))
+
+    asyncio.run(scenario())
+    assert payloads(tmp_path) == [payload for _, payload, _ in sent]
+    assert left.exists()
+
+
 def test_an_object_for_which_the_disk_has_no_room_is_made_in_memory(
     nats_server: Start, tmp_path: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +259,7 @@ def test_an_object_for_which_the_disk_has_no_room_is_made_in_memory(
         sink.failed = True
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jetcapture_py.capture.spool.SpoolSink.write", refuse)
+    monkeypatch.setattr("jetcapture_py.capture.spool.SpoolFile.write", refuse)
     sent = messages()
 
     async def scenario() -> None:

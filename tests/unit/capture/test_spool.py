@@ -1,15 +1,17 @@
-"""The spool: files for rows and objects, within their bound, and nothing of theirs left behind."""
+"""The spool: files for rows and objects, within their bound, of which nothing is left behind."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import fcntl
 import gc
 import os
+import random
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,39 +20,36 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.archive.writer import ObjectWriter
 from jetcapture_py.capture import spool as spool_module
-from jetcapture_py.capture.spool import Spool, UsedUpError
+from jetcapture_py.capture.blocks import Block, Blocks
+from jetcapture_py.capture.spool import Spool, SpoolFile, Spooling, UsedUpError
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, plain, read
+from tests.unit.capture.test_blocks import add, assert_empty, finish, make, numbers_of
 
 ROWS = batch(plain(1000), text=["größe", None] * 500)
 SIZE = ROWS.remove_column(ROWS.schema.get_field_index(REPLY)).nbytes
+FRAME = 4096
+"""More than a file of rows has besides their bytes."""
+MEMORY = 4_000_000
 
 
-def files(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.is_file() and file.name != "lock"]
-
-
-def settled(spool: Spool) -> Spool:
-    """Wait for what the spool's thread has to do."""
-    spool.threads.submit(lambda: None).result()
-    return spool
-
-
-def test_rows_come_back_as_they_were_and_lie_in_a_file(tmp_path: Path) -> None:
+def test_rows_come_back_as_they_were_and_lie_in_a_file_without_a_name(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 10 * SIZE)
     before = pa.total_allocated_bytes()
-    mapped, file = spool.write(ROWS)
+    mapped = spool.write(ROWS)
     assert mapped.equals(ROWS)
     assert mapped.schema.equals(ROWS.schema)
     assert pa.total_allocated_bytes() - before < 100_000, "the ack subjects alone are in memory"
-    assert spool.bytes == SIZE
-    assert len(files(tmp_path)) == 1
-    file.release()
-    file.release()
-    assert settled(spool).bytes == 0
-    assert files(tmp_path) == []
-    assert mapped.equals(ROWS), "who still reads them can"
-    spool.close()
+    assert SIZE <= spool.bytes < SIZE + FRAME
     assert list((tmp_path / "spool").iterdir()) == []
+    part = mapped.slice(10, 5)
+    del mapped
+    gc.collect()
+    assert spool.bytes >= SIZE
+    assert part.equals(ROWS.slice(10, 5)), "who still reads them can"
+    del part
+    gc.collect()
+    assert spool.bytes == 0
+    spool.close()
 
 
 def test_rows_that_cannot_be_written_are_salvaged_into_the_spool_as_well(
@@ -65,7 +64,7 @@ def test_rows_that_cannot_be_written_are_salvaged_into_the_spool_as_well(
 
     monkeypatch.setattr(ObjectWriter, "write", failing)
     spool = Spool(tmp_path / "spool", 10 * SIZE)
-    sink = spool.sink()
+    sink = SpoolFile(spool)
     encoded = ENCODER.encode_or_salvage(BLOCK, "age", [ROWS], sink=sink)
     assert (encoded.name.quarantine, encoded.in_file, encoded.messages) == (True, True, 1000)
     assert spool.bytes == encoded.data.size
@@ -76,9 +75,9 @@ def test_rows_that_cannot_be_written_are_salvaged_into_the_spool_as_well(
 
 def test_a_slice_takes_only_its_own_room(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10 * SIZE)
-    mapped, _ = spool.write(ROWS.slice(100, 10))
+    mapped = spool.write(ROWS.slice(100, 10))
     assert mapped.equals(ROWS.slice(100, 10))
-    assert spool.bytes < SIZE / 50
+    assert spool.bytes < SIZE / 50 + FRAME
     spool.close()
 
 
@@ -89,32 +88,33 @@ def test_the_files_never_exceed_the_size_and_leave_room_for_the_objects(tmp_path
     with pytest.raises(OSError, match="size is used up") as caught:
         spool.write(ROWS)
     assert caught.value.errno == errno.ENOSPC
-    sink = spool.sink()
+    rows = spool.bytes
+    sink = SpoolFile(spool)
     sink.write(b"x" * SIZE * 2)
     assert not sink.failed
-    assert spool.bytes == 4 * SIZE
+    assert spool.bytes == rows + 2 * SIZE
     with pytest.raises(OSError, match="size is used up"):
         sink.write(b"x" * (SIZE + 1))
     assert sink.failed
     sink.close()
-    assert spool.bytes == 2 * SIZE
-    for _, file in kept:
-        file.release()
-    assert settled(spool).bytes == 0
-    assert sum(file.stat().st_size for file in files(tmp_path)) == 0
+    assert spool.bytes == rows
+    kept.clear()
+    gc.collect()
+    assert spool.bytes == 0
     spool.close()
 
 
 def test_room_is_kept_for_rows_in_memory_that_join_the_object(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 5 * SIZE, resident=3 * SIZE)
-    spool.write(ROWS)
+    kept = spool.write(ROWS)
     assert not spool.has_room(1)
+    del kept
     spool.close()
 
 
 def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10 * SIZE)
-    sink = spool.sink()
+    sink = SpoolFile(spool)
     assert sink.write(pa.py_buffer(b"abc")) == 3
     assert sink.tell() == 3
     data = sink.getvalue()
@@ -122,7 +122,6 @@ def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     memoryview(data).cast("B")[1:2] = b"X"
     assert data.to_pybytes() == b"aXc"
     assert spool.bytes == 3
-    assert files(tmp_path) == []
     del data
     gc.collect()
     assert spool.bytes == 0
@@ -133,11 +132,11 @@ def test_the_garbage_collector_may_free_an_object_while_the_spool_counts(tmp_pat
     program = f"""
 import faulthandler, gc
 from pathlib import Path
-from tests.unit.capture.test_spool import Spool
+from tests.unit.capture.test_spool import Spool, SpoolFile
 faulthandler.dump_traceback_later(30, exit=True)
 gc.disable()
 spool = Spool(Path({str(tmp_path)!r}), 1 << 20)
-sink = spool.sink()
+sink = SpoolFile(spool)
 sink.write(b"abc")
 cycle = [sink.getvalue()]
 cycle.append(cycle)
@@ -150,7 +149,7 @@ class Collecting(int):
         return int(self) + other
     __radd__ = __add__
 
-spool.took(Collecting(5))
+spool.take('objects', Collecting(5))
 print(spool.bytes)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -158,109 +157,77 @@ print(spool.bytes)
 
 
 def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "MOST_FILES", 2)
+    monkeypatch.setattr(spool_module, "MAX_FILES", 2)
     spool = Spool(tmp_path, 100 * SIZE)
-    kept = [spool.write(ROWS.slice(0, 1))[1] for _ in range(2)]
+    kept = [spool.write(ROWS.slice(0, 1)) for _ in range(2)]
     assert not spool.has_room(1)
     with pytest.raises(UsedUpError):
         spool.write(ROWS)
     assert spool.has_room(1, spare=False), "a file that replaces another"
-    kept[0].release()
-    assert settled(spool).has_room(1)
+    kept.pop()
+    gc.collect()
+    assert spool.has_room(1)
     spool.close()
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     program = f"""
-import resource, signal, sys
+import gc, resource
 from pathlib import Path
-from tests.unit.capture.test_spool import ROWS, Spool, files
+from tests.unit.capture.test_spool import ROWS, Spool, SpoolFile
 spool = Spool(Path({str(tmp_path)!r}), 1 << 30)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-for write in (lambda: spool.write(ROWS), lambda: spool.sink().write(bytes(20_000))):
+def write():
+    with SpoolFile(spool) as file:
+        file.write(bytes(20_000))
+for attempt in (lambda: spool.write(ROWS), write):
     try:
-        write()
+        attempt()
     except OSError as error:
         print(error.errno)
-spool.threads.submit(print, files(Path({str(tmp_path)!r}))).result()
+gc.collect()
+print(spool.bytes, [*spool.path.iterdir()])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "[]", ""]
+    assert done.stdout.split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "0 []", ""]
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from tests.unit.capture.test_spool import ROWS, Spool
-spool = Spool(Path(sys.argv[1]), 1 << 30)
-kept = spool.write(ROWS)
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_directories_of_dead_processes_are_removed_and_those_of_others_are_not(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        assert len(files(tmp_path)) == 2
-        processes[0].kill()
-        processes[0].wait()
-        (tmp_path / "notes.txt").write_text("not ours")
-        (tmp_path / ".jetcapture-old12345").mkdir()
-        (tmp_path / ".jetcapture-new12345").mkdir()
-        os.utime(tmp_path / ".jetcapture-old12345", (0, 0))
-        spool = Spool(tmp_path, 1 << 20)
-        spool.open()
-        assert sorted(path.name for path in files(tmp_path)) == ["0.arrow", "notes.txt"]
-        assert len([path for path in tmp_path.iterdir() if path.name.startswith("jetcapture-")]) == 2
-        assert (tmp_path / ".jetcapture-new12345").exists()
-        assert not (tmp_path / ".jetcapture-old12345").exists()
-        spool.close()
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.parametrize(
-    "name", ["jetcapture-archive", "jetcapture-12345678", ".jetcapture-archive", ".jetcapture-12345678"]
-)
-def test_directories_of_others_keep_everything_that_is_in_them(tmp_path: Path, name: str) -> None:
-    kept = tmp_path / name / "ORDERS" / "key=eu" / "1.parquet"
-    kept.parent.mkdir(parents=True)
-    kept.write_bytes(b"an object")
-    (tmp_path / name / "notes").write_text("kept")
-    os.utime(tmp_path / name, (0, 0))
-    spool = Spool(tmp_path, 1 << 20)
-    spool.open()
+def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 10 * SIZE)
+    first = spool.write(ROWS)
+    (tmp_path / "spool").rmdir()
+    second = spool.write(ROWS)
+    assert first.equals(ROWS)
+    assert second.equals(ROWS)
+    assert (tmp_path / "spool").is_dir()
     spool.close()
-    assert kept.read_bytes() == b"an object"
-    assert (tmp_path / name / "notes").read_text() == "kept"
+
+
+def test_a_disk_that_hangs_is_given_up_at_once_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "TIMEOUT", 0.2)
+    spool, answer, answered = Spool(tmp_path, 10 * SIZE), threading.Event(), threading.Event()
+    spool.disk.post(answer.wait)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="the disk did not answer"):
+            spool.write(ROWS)
+    spool.disk.post(answered.set)
+    answer.set()
+    assert answered.wait(30)
+    assert spool.write(ROWS).equals(ROWS)
+    spool.close()
 
 
 def test_room_is_kept_for_objects_that_are_larger_than_their_rows(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 10 * SIZE, growth=4)
-    for _ in range(2):
-        spool.write(ROWS)
-    assert not spool.has_room(1)
-    sink = spool.sink()
+    spool = Spool(tmp_path, 11 * SIZE, growth=4)
+    kept = [spool.write(ROWS) for _ in range(2)]
+    assert not spool.has_room(SIZE)
+    sink = SpoolFile(spool)
     sink.write(b"x" * 8 * SIZE)
     assert not sink.failed
     sink.close()
-    spool.close()
-
-
-def test_a_directory_is_locked_before_anybody_may_take_it_for_abandoned(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 1 << 20)
-    spool.open()
-    (directory,) = tmp_path.iterdir()
-    with (directory / "lock").open("rb") as lock, pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert time.time() - directory.stat().st_mtime < 3600
+    del kept
     spool.close()
 
 
@@ -270,14 +237,159 @@ def test_the_disk_must_have_room_for_the_object_as_well(tmp_path: Path, monkeypa
     values[0] = values[1] = 1
     values[4] = SIZE + SIZE // 2  # blocks of one byte that are free
 
-    def statvfs(path: Path) -> os.statvfs_result:
+    def statvfs(file: int) -> os.statvfs_result:
         return os.statvfs_result(values)
 
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "fstatvfs", statvfs)
     spool = Spool(tmp_path, 100 * SIZE)
     with pytest.raises(OSError, match="No space left on device"):
         spool.write(ROWS)
     assert spool.bytes == 0
     values[4] = 2 * SIZE
-    assert spool.write(ROWS)[0].column(layout.SEQ).equals(ROWS.column(layout.SEQ))
+    assert spool.write(ROWS).column(layout.SEQ).equals(ROWS.column(layout.SEQ))
     spool.close()
+
+
+# ------------------------------------------------------------------ chunks that move to files and back
+
+
+def check(blocks: Blocks, owners: dict[Block, list[int]]) -> None:
+    assert blocks.resident <= blocks.memory
+    for block, numbers in owners.items():
+        assert sorted(numbers_of(block)) == sorted(numbers)
+
+
+async def emptied(spool: Spool) -> None:
+    """Wait until the last thread has let go of the last rows."""
+    async with asyncio.timeout(30):
+        while spool.bytes:
+            await asyncio.sleep(0.01)
+            gc.collect()
+
+
+async def spool_all(work: Spooling) -> int:
+    """Spool as much as possible; how many steps that took."""
+    return len([step async for step in work.steps()]) if work.begin(starved=True) else 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        blocks, spool = make(), Spool(tmp_path, 2_000_000)
+        work = Spooling(blocks, spool, MEMORY)
+        sealed: list[Block] = []
+        steps = 0
+        for _ in range(60):
+            keys = [(chance.choice(["fast"] * 8 + ["a", "b"]), 0) for _ in range(chance.randint(1, 400))]
+            full = add(blocks, keys, size=chance.choice([10, 500, 2000]))
+            assert full == []
+            action = chance.random()
+            if action < 0.5:
+                steps += await spool_all(work)
+            elif action < 0.7:
+                sealed += blocks.seal_most(messages=1)
+            elif sealed:
+                finish(blocks, [sealed.pop(chance.randrange(len(sealed)))])
+            owners = {block: numbers_of(block) for block in blocks}
+            check(blocks, owners)
+            assert spool.bytes <= 2_000_000
+        assert steps > 5
+        finish(blocks, sealed + blocks.seal_all("drain"))
+        assert_empty(blocks)
+        assert (blocks.large, blocks.spooled) == ({}, {})
+        await emptied(spool)
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_slow_key_leaves_of_a_file_is_made_smaller_when_room_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "SMALL", 0)
+
+    async def scenario() -> None:
+        blocks, spool = make(), Spool(tmp_path, 2_200_000)
+        work = Spooling(blocks, spool, MEMORY)
+        for _ in range(4):
+            add(blocks, [("slow", 0)] * 10 + [("fast", 0)] * 90, size=2500)
+            assert await spool_all(work) == 1
+        before = spool.bytes
+        fast = next(block for block in blocks if block.id.key == "fast")
+        (slow,) = (block for block in blocks if block is not fast)
+        numbers = numbers_of(slow)
+        finish(blocks, blocks.seal([fast], "test"))
+        assert len(blocks.spooled) == 4
+        add(blocks, [("fast", 0)] * 90, size=2500)
+        assert await spool_all(work) >= 2
+        assert spool.bytes < before
+        assert numbers_of(slow) == numbers
+        check(blocks, {})
+        finish(blocks, blocks.seal_all("drain"))
+        assert_empty(blocks)
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_rows_that_are_released_while_they_are_written_stay_released(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        blocks, spool = make(), Spool(tmp_path, 10_000_000)
+        work = Spooling(blocks, spool, MEMORY)
+        add(blocks, [("a", 0)] * 300 + [("b", 0)] * 700, size=1000)
+        assert work.begin(starved=True)
+        task = asyncio.ensure_future(anext(work.steps()))
+        await asyncio.sleep(0)
+        a = next(block for block in blocks if block.id.key == "a")
+        b = next(block for block in blocks if block is not a)
+        numbers = numbers_of(b)
+        finish(blocks, blocks.seal([a], "test"))
+        await task
+        assert numbers_of(b) == numbers
+        assert spool.bytes > 0
+        check(blocks, {})
+        finish(blocks, blocks.seal_all("drain"))
+        assert_empty(blocks)
+        await emptied(spool)
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_spooled_for_a_while_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    async def scenario() -> None:
+        blocks, spool = make(), Spool(tmp_path, 10_000_000)
+        work = Spooling(blocks, spool, MEMORY)
+        add(blocks, [("a", 0)] * 1000, size=1000)
+        monkeypatch.setattr(spool, "write", refuse)
+        assert await spool_all(work) == 0
+        assert (work.failures, work.active) == (1, False)
+        monkeypatch.undo()
+        assert not work.begin(starved=True)
+        monkeypatch.setattr(spool_module.time, "monotonic", lambda: 1e12)
+        assert await spool_all(work) == 1
+        monkeypatch.undo()
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_spooling_begins_at_its_share_of_the_memory_and_not_before(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        blocks, spool = make(), Spool(tmp_path, 10_000_000)
+        work = Spooling(blocks, spool, MEMORY)
+        add(blocks, [("a", 0)] * 800, size=1000)
+        assert not work.begin(starved=False)
+        add(blocks, [("a", 0)] * 800, size=1000)
+        assert work.begin(starved=False)
+        async for _ in work.steps():
+            pass
+        assert blocks.resident <= MEMORY // 8
+        work.close()
+
+    asyncio.run(scenario())

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
-from jetcapture_py.capture.blocks import BLOCK_OVERHEAD, Block, Blocks, SealRules
-from jetcapture_py.capture.chunks import ARRAY_OVERHEAD, CHUNK_OVERHEAD, TOGETHER
+from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, CHUNK_OVERHEAD, TOGETHER, Block, Blocks, SealRules
 from jetcapture_py.transform.keys import group
 from tests.support.examples import examples
 
@@ -22,9 +21,9 @@ Place = tuple[str | None, int, bool]
 MAX_AGE = 10.0
 ROW_OVERHEAD = 700
 """More than a row costs in its columns beside the payload."""
-OVERHEAD = CHUNK_OVERHEAD + 13 * ARRAY_OVERHEAD
+OVERHEAD = CHUNK_OVERHEAD + 26 * BUFFER_OVERHEAD
 """Bytes that a batch costs beside its rows: for the envelope's columns, those nested in them, and `_nats_row`."""
-LARGEST_ROW = 3000 + ROW_OVERHEAD + OVERHEAD + BLOCK_OVERHEAD
+LARGEST_ROW = 3000 + ROW_OVERHEAD
 
 
 @dataclass
@@ -82,7 +81,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.max_rows = max_rows
         limit = max_bytes if self.limited else 1 << 40
         self.blocks = Blocks(SealRules(max_age=MAX_AGE, max_bytes=limit, max_rows=max_rows))
-        self.blocks.memory.together = self.together
+        self.blocks.together = self.together
         self.now, self.next = 0.0, 0
         self.open: dict[Place, Model] = {}
         self.sealed: dict[Block, Model] = {}
@@ -191,7 +190,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: Any) -> None:
         block = data.draw(st.sampled_from([block for block in self.sealed if block not in self.released]))
-        block.release()
+        self.blocks.release(block)
         assert block.batches() == []
         self.released.add(block)
 
@@ -200,7 +199,7 @@ class AnyOrder(RuleBasedStateMachine):
         """As the store does with what is sealed; what lies open in the same batches stays."""
         for block in self.sealed:
             if block not in self.released:
-                block.release()
+                self.blocks.release(block)
                 self.released.add(block)
 
     @precondition(lambda self: self.released)
@@ -245,8 +244,8 @@ class AnyOrder(RuleBasedStateMachine):
         least = sum(rows * self.batches[at][1] for (at, _), rows in held.items())
         dead = max((size for _, size in self.batches), default=0)  # a chunk keeps at most one dead row per live row
         most = sum(rows * (self.batches[at][1] + dead + 2 * ROW_OVERHEAD) + OVERHEAD for (at, _), rows in held.items())
-        assert least <= self.blocks.memory.bytes <= most
-        assert (self.blocks.memory.bytes == 0) == (not held)
+        assert least <= self.blocks.memory <= most
+        assert (self.blocks.memory == 0) == (not held)
 
 
 class Limited(AnyOrder):
