@@ -4,6 +4,7 @@ and write the watermark and the stream's configuration."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -20,6 +21,8 @@ log = logging.getLogger("jetcapture.capture")
 
 TICK = 0.1
 POLL = 1.0
+QUIET = 1.0
+"""Seconds without a message after which tasks wait for one instead of looking every `TICK`."""
 STALLED = 0.1
 """Seconds without a message, while many are held, after which the consumer's limit may have been reached."""
 KEEP_ALIVE_PER_WAIT = 3
@@ -42,6 +45,19 @@ def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) ->
     return [*work, _catch_up(state, stop)] if until_caught_up else work
 
 
+async def _pause(state: CaptureState, seconds: float, *, quiet: float) -> None:
+    """Wait for `seconds`. If nothing arrives and nothing is in progress, wait longer: until `quiet` or a message."""
+    source, spooling = state.source, state.spooling
+    busy = source.waiting or state.preparing or state.blocks.sealed or source.pulls.starved or state.draining
+    if busy or source.idle_for() < QUIET or (spooling is not None and spooling.active):
+        await asyncio.sleep(seconds)
+        return
+    source.arrived.clear()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(seconds, quiet)):
+            await source.arrived.wait()
+
+
 async def _spool(state: CaptureState, spooling: Spooling) -> None:
     """Move rows to the spool whenever the memory is short; where that fails, blocks are sealed."""
     await spooling.check()
@@ -54,12 +70,12 @@ async def _spool(state: CaptureState, spooling: Spooling) -> None:
 
 
 async def _seal_by_age(state: CaptureState) -> None:
-    loop = asyncio.get_running_loop()
+    loop, blocks, max_age = asyncio.get_running_loop(), state.blocks, state.config.block.max_age
     while True:
-        await asyncio.sleep(TICK)
-        state.send_to_store(state.blocks.seal_due(loop.time()))
+        await _pause(state, TICK, quiet=min(POLL, max_age - blocks.oldest_age(loop.time())))
+        state.send_to_store(blocks.seal_due(loop.time()))
         if state.draining and state.source.idle_for() > STALLED:  # need not wait for the pulls to end
-            state.send_to_store(state.blocks.seal_all("drain"))
+            state.send_to_store(blocks.seal_all("drain"))
         state.seal_under_pressure()
         state.source.wake_pulls()
 
@@ -70,7 +86,8 @@ async def _keep_alive(state: CaptureState) -> None:
     while True:
         due = last + state.source.state.ack_wait / KEEP_ALIVE_PER_WAIT  # it may be shortened at any time
         if loop.time() < due:
-            await asyncio.sleep(min(due - loop.time(), POLL / 2))
+            soon = min(due - loop.time(), POLL / 2)
+            await _pause(state, soon, quiet=soon if state.unacked else due - loop.time())
             continue
         last = loop.time()
         await state.source.keep_alive(state.held_replies())
@@ -79,13 +96,15 @@ async def _keep_alive(state: CaptureState) -> None:
 async def _watch(state: CaptureState) -> None:
     """Refresh the consumer's limits and what other replicas hold; immediately when messages stop arriving."""
     loop, source = asyncio.get_running_loop(), state.source
-    last = 0.0
+    last = wait = 0.0
     while True:
-        await asyncio.sleep(TICK)
+        await _pause(state, TICK, quiet=last + wait - loop.time())
         held = state.unacked
         stalled = source.idle_for() > STALLED and held > source.unacked_limit // STALLED_SHARE
-        if loop.time() - last >= (POLL / 5 if stalled else POLL if held else POLL * 5):
+        wait = POLL / 5 if stalled else POLL if held else POLL * 5
+        if loop.time() - last >= wait:
             await source.refresh()
+            state.seal_under_pressure()  # other replicas may hold more than before
             last = loop.time()
 
 
@@ -93,7 +112,7 @@ async def _watch_decoder(state: CaptureState) -> None:
     """Log each batch once that the decoder or the key function does not return in time."""
     logged = None
     while True:
-        await asyncio.sleep(POLL)
+        await _pause(state, POLL, quiet=DECODER_SLOW)
         batch, seconds = state.preparing, state.decoding_for()
         if seconds > DECODER_SLOW and batch is not logged:
             event(log, logging.WARNING, "decoder.slow", messages=len(batch), seconds=round(seconds))
@@ -103,7 +122,7 @@ async def _watch_decoder(state: CaptureState) -> None:
 async def _watch_keys(state: CaptureState) -> None:
     """Log once that there are so many keys that bundles would store them with fewer requests and less CPU."""
     while True:
-        await asyncio.sleep(POLL)
+        await _pause(state, POLL, quiet=MARK)
         if state.blocks.open > MANY_KEYS and (keys := state.blocks.open_keys()) > MANY_KEYS:
             event(log, logging.WARNING, "keys.many", open_keys=keys, advice="set block.bundles, or use a coarser key")
             return

@@ -70,6 +70,8 @@ class PullSource:
         """Of other replicas when the consumer was last looked up: unacknowledged messages, and open pulls."""
         self._inbox = Inbox(self._on_data)
         self._wake, self._ready, self._enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.arrived = asyncio.Event()
+        """Set when messages arrive, and when pulling stops; whoever waits for it clears it first."""
         self._ended = self._closing = False
         self._known = NEVER  # connection (count of reconnects) and time of the last check that the consumer is the same
         self.pulls = Pulls(
@@ -127,6 +129,7 @@ class PullSource:
         if not self.pulls.stopped:
             self.pulls.stopped = True
             self._wake.set()
+            self.arrived.set()
             await self._pulls_end()
         lost = not self.connected or self.pulls.held or connection != self.reconnects  # pulls end with their connection
         ended = not lost and not self.pulls.active
@@ -163,7 +166,7 @@ class PullSource:
     def halt(self) -> None:
         """Stop pulling and wake all waiters."""
         self.pulls.stopped = self._ended = True
-        for waited in (self._wake, self._ready, self._enough):
+        for waited in (self._wake, self._ready, self._enough, self.arrived):
             waited.set()
 
     @property
@@ -252,7 +255,8 @@ class PullSource:
         if self.waiting < ENOUGH and not self._ended:
             self._enough.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._enough.wait(), LINGER)
+                async with asyncio.timeout(LINGER):
+                    await self._enough.wait()
         received = self._inbox.take_run(min(self.config.limits.memory // RECEIVE_SHARE, RECEIVE_MOST))
         if received:
             self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
@@ -267,6 +271,7 @@ class PullSource:
     def _on_data(self) -> None:
         self.pulls.on_data()
         self._ready.set()
+        self.arrived.set()
         if self.waiting >= ENOUGH:
             self.hand_on()
 
@@ -280,7 +285,8 @@ class PullSource:
                 await self._recover_lost()
             await self.pulls.renew()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), PAUSE)
+                async with asyncio.timeout(PAUSE):
+                    await self._wake.wait()
 
     def wake_pulls(self) -> None:
         """Pull again after memory has been freed."""

@@ -196,7 +196,7 @@ class CaptureFacts:
 
 def gather(state: CaptureState, history: History) -> CaptureFacts:
     """Return the facts of a capture. Call it in the capture's event loop."""
-    history.observe(now=True)
+    history.observe()
     now, loop = datetime.now(UTC), asyncio.get_running_loop().time()
     stats, blocks, config, found = state.stats, state.blocks, state.config, health(state)
     what_to_know = tuple(sorted(notices(state, history, found), key=lambda notice: LEVELS.index(notice.level)))

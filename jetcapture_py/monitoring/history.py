@@ -20,8 +20,6 @@ EVERY = 5.0
 """Seconds between samples."""
 SAMPLES = 180
 """Samples that are kept: a quarter of an hour."""
-LOOK = 1.0
-"""Seconds between looks at the health."""
 MOST_PAST = 10
 
 
@@ -59,7 +57,7 @@ class _Counts(NamedTuple):
 
 
 class History:
-    """The history of one capture. `observe` is called several times a second, in the capture's event loop."""
+    """The history of one capture. `observe` is called once a second, in the capture's event loop."""
 
     def __init__(self, state: CaptureState, clock: Callable[[], float] = time.time) -> None:
         self._state, self._clock = state, clock
@@ -70,15 +68,11 @@ class History:
         self.past: deque[Incident] = deque(maxlen=MOST_PAST)
         """Failures that have ended, newest first."""
         self._failing: dict[str, tuple[float, str]] = {}
-        self._looked = 0.0
         self._last = self._counts(self.started)
 
-    def observe(self, *, now: bool = False) -> None:
-        """Look at the health, and take a sample, if it is time, or `now` for the health."""
+    def observe(self) -> None:
+        """Look at the health, and take a sample if it is time."""
         at = self._clock()
-        if not now and 0 <= at - self._looked < LOOK:
-            return
-        self._looked = at
         self._look(at)
         if not 0 <= at - self._last.time < EVERY:  # the clock may be set back
             self._sample(at)

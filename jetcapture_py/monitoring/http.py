@@ -34,8 +34,8 @@ TIMEOUT = 5.0
 """Seconds that the event loop may take to answer, and to start."""
 STUCK = 30.0
 """Seconds without progress after which the event loop counts as stuck."""
-BEAT = 0.25
-"""Seconds between heartbeats of the event loop."""
+BEAT = 1.0
+"""Seconds between heartbeats of the event loop, and between looks at the health."""
 JSON = "application/json"
 PAGES = ("/", "/snapshot")
 NO_ANSWER = Answer(HTTPStatus.SERVICE_UNAVAILABLE, PLAIN, b"the event loop does not answer\n")
