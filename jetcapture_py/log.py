@@ -6,6 +6,8 @@
 In a process with several captures, the field `capture` names the one that a line is about. Unprintable characters are
 escaped, so no value can start a line or control a terminal. Exceptions are one line without a traceback. Log lines of
 libraries, from level warning on, become the event `library.log`, and Python's warnings `python.warning`.
+
+Without `setup`, as in a program that embeds a capture, the message of a record is the event with its fields as text.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from jetcapture_py.text import LONGEST_LOGGED, escaped, one_line
 
 ROOTS = ("jetcapture", "jetcapture_py")
 """Our top-level loggers."""
-FIELDS = "jetcapture_fields"
-"""Attribute of a log record with the event's fields."""
+EVENT, FIELDS = "jetcapture_event", "jetcapture_fields"
+"""Attributes of a log record with the event's name and fields."""
 CAPTURE: ContextVar[str | None] = ContextVar("capture", default=None)
 """Name of the capture that the current task or thread works for; None if the process has only one."""
 
@@ -60,7 +62,22 @@ def setup(format: str, level: str, stream: TextIO | None = None) -> None:  # noq
 
 def event(logger: logging.Logger, level: int, name: str, /, **fields: object) -> None:
     """Log the event `name`, such as "blocks.stored". Fields that are exceptions become one line."""
-    logger.log(level, name, extra={FIELDS: fields}, stacklevel=2)
+    logger.log(level, _Event(name, fields), extra={EVENT: name, FIELDS: fields}, stacklevel=2)
+
+
+class _Event(str):
+    """An event's name, which other formatters than ours show with its fields."""
+
+    __slots__ = ("fields",)
+    fields: Mapping[str, object]
+
+    def __new__(cls, name: str, fields: Mapping[str, object] | None = None) -> Self:
+        self = super().__new__(cls, name)
+        self.fields = fields or {}
+        return self
+
+    def __str__(self) -> str:
+        return " ".join([escaped(self[:]), *_pairs(_named(self.fields))])
 
 
 @contextlib.contextmanager
@@ -79,7 +96,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format the record."""
         head = f"{_time(record)} {record.levelname} {escaped(_event(record))}"
-        return " ".join([head, *(f"{_bare(name)}={_text(value)}" for name, value in _fields(record).items())])
+        return " ".join([head, *_pairs(_fields(record))])
 
 
 class JsonFormatter(logging.Formatter):
@@ -102,8 +119,9 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _event(record: logging.LogRecord) -> str:
-    if hasattr(record, FIELDS):
-        return str(record.msg)
+    name: str | None = getattr(record, EVENT, None)
+    if name is not None:
+        return name
     return "python.warning" if record.name == "py.warnings" else "library.log"
 
 
@@ -113,12 +131,21 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if given is None:
         message = one_line(record.getMessage(), LONGEST_LOGGED)
         given = {"message": message} if record.name == "py.warnings" else {"logger": record.name, "message": message}
-    capture = CAPTURE.get()
-    fields: dict[str, Any] = {} if capture is None else {"capture": capture}
-    fields |= {str(name): _plain(value) for name, value in given.items()}
+    fields = _named(given)
     if record.exc_info and record.exc_info[1] is not None:
         fields.setdefault("error", one_line(record.exc_info[1], LONGEST_LOGGED))
     return fields
+
+
+def _named(given: Mapping[str, object]) -> dict[str, Any]:
+    """Return fields as plain values, with the name of the capture."""
+    capture = CAPTURE.get()
+    fields: dict[str, Any] = {} if capture is None else {"capture": capture}
+    return fields | {str(name): _plain(value) for name, value in given.items()}
+
+
+def _pairs(fields: Mapping[str, Any]) -> Iterator[str]:
+    return (f"{_bare(name)}={_text(value)}" for name, value in fields.items())
 
 
 def _plain(value: object) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.several import ConfigFiles, Selected, log_settings
+from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import about, event, setup
 from jetcapture_py.plugins import is_reference
@@ -142,9 +143,17 @@ class Supervisor:
         return made
 
     def _announce(self, member: _Member) -> None:
-        source = member.config.source
+        config, source = member.config, member.config.source
         with about(member.label):
-            event(log, logging.INFO, "capture.started", stream=source.stream, consumer=source.consumer)
+            event(
+                log,
+                logging.INFO,
+                "capture.started",
+                stream=source.stream,
+                consumer=source.consumer,
+                servers=",".join(config.nats.servers),
+                stored_within=format_duration(config.block.max_age),
+            )
 
     def _start(self, member: _Member) -> None:
         with about(member.label):

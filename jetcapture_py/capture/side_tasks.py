@@ -4,7 +4,6 @@ and write the watermark and the stream's configuration."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -25,6 +24,8 @@ QUIET = 1.0
 """Seconds without a message after which tasks wait for one instead of looking every `TICK`."""
 STALLED = 0.1
 """Seconds without a message, while many are held, after which the consumer's limit may have been reached."""
+STALLED_FOR = 10.0
+"""Seconds without a message after which nothing depends on it any more."""
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
 ARRIVING = 0.5
@@ -46,16 +47,19 @@ def tasks(state: CaptureState, stop: asyncio.Event, *, until_caught_up: bool) ->
 
 
 async def _pause(state: CaptureState, seconds: float, *, quiet: float) -> None:
-    """Wait for `seconds`. If nothing arrives and nothing is in progress, wait longer: until `quiet` or a message."""
+    """Wait for `seconds`; if nothing arrives and nothing is in progress, longer: `quiet` seconds, or for a message."""
     source, spooling = state.source, state.spooling
     busy = source.waiting or state.preparing or state.blocks.sealed or source.pulls.starved or state.draining
     if busy or source.idle_for() < QUIET or (spooling is not None and spooling.active):
         await asyncio.sleep(seconds)
         return
     source.arrived.clear()
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(max(seconds, quiet)):
             await source.arrived.wait()
+    except TimeoutError:
+        return
+    await asyncio.sleep(seconds)
 
 
 async def _spool(state: CaptureState, spooling: Spooling) -> None:
@@ -100,7 +104,7 @@ async def _watch(state: CaptureState) -> None:
     while True:
         await _pause(state, TICK, quiet=last + wait - loop.time())
         held = state.unacked
-        stalled = source.idle_for() > STALLED and held > source.unacked_limit // STALLED_SHARE
+        stalled = STALLED < source.idle_for() < STALLED_FOR and held > source.unacked_limit // STALLED_SHARE
         wait = POLL / 5 if stalled else POLL if held else POLL * 5
         if loop.time() - last >= wait:
             await source.refresh()

@@ -215,6 +215,14 @@ def _listening(listen: str) -> socket.socket:
         raise JetcaptureError(f"http.listen: cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
 
 
+def _page(listen: str, port: int) -> str:
+    """Return the address of the status page for a browser on this machine."""
+    host = urlsplit(f"//{listen}").hostname
+    if host in (None, "0.0.0.0", "::"):  # noqa: S104  all addresses
+        host = "localhost"
+    return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/"
+
+
 @contextlib.contextmanager
 def serving(application: Application, listen: str, server: HttpServer | None = None) -> Iterator[int]:
     """Serve on `listen`, `address:port`, inside the block; yields the port.
@@ -226,7 +234,7 @@ def serving(application: Application, listen: str, server: HttpServer | None = N
         server = None
     server = server or HttpServer(listen, application, most_clients=MOST_CLIENTS)
     server.application = application
-    event(log, logging.INFO, "http.listening", listen=listen, port=server.port)
+    event(log, logging.INFO, "http.listening", listen=listen, port=server.port, page=_page(listen, server.port))
     try:
         yield server.port
     finally:

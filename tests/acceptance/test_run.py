@@ -332,7 +332,9 @@ def test_every_log_line_of_a_run_is_json_with_an_event(nats_server: Start, tmp_p
     asyncio.run(publish(server.url, three()))
     with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
         assert replica.start("--until-caught-up").wait() == 0
-    events = [json.loads(line)["event"] for line in replica.log.splitlines()]
+    lines = [json.loads(line) for line in replica.log.splitlines()]
+    assert (lines[0]["servers"], lines[0]["stored_within"]) == (server.url, "15m")
+    events = [line["event"] for line in lines]
     assert events[0] == "capture.started"
     assert events[-1] == "capture.stopped"
     assert "blocks.stored" in events

@@ -6,11 +6,14 @@ import contextvars
 import io
 import json
 import logging
+import pickle
+import queue
 import re
 import threading
 import warnings
 from collections.abc import Iterator
 from datetime import datetime
+from logging.handlers import QueueHandler
 
 import pytest
 from hypothesis import given
@@ -177,9 +180,14 @@ def test_unknown_formats_and_levels_are_refused() -> None:
 
 def test_events_reach_pytest_and_other_handlers_with_their_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "jetcapture"):
-        log.event(LOGGER, logging.INFO, "blocks.stored", rows=5)
-    assert caplog.messages == ["blocks.stored"]
-    assert getattr(caplog.records[0], log.FIELDS) == {"rows": 5}
+        log.event(LOGGER, logging.INFO, "blocks.stored", rows=5, object="100 %d", error=ValueError("two\nlines"))
+    record = caplog.records[0]
+    assert caplog.messages == ['blocks.stored rows=5 object="100 %d" error="ValueError: two lines"']
+    assert logging.Formatter("%(name)s %(message)s").format(record) == f"jetcapture.test {caplog.messages[0]}"
+    assert (record.msg, getattr(record, log.FIELDS)["rows"]) == ("blocks.stored", 5)
+    assert str(pickle.loads(pickle.dumps(record.msg))) == caplog.messages[0]
+    queued = QueueHandler(queue.Queue()).prepare(record)
+    assert json.loads(log.JsonFormatter().format(queued))["event"] == "blocks.stored"
 
 
 def test_every_line_names_the_capture_that_the_task_or_thread_works_for() -> None:

@@ -138,7 +138,7 @@ def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
                 assert (tmp_path / "a").exists() == mount_point
             LocalStore(str(tmp_path / "a")).probe()  # a start that ended before it stored anything
             await capture_all(config(server.url, tmp_path / "a"))
-        (record,) = [record for record in caplog.records if record.getMessage() == "archive.new"]
+        (record,) = [record for record in caplog.records if record.msg == "archive.new"]
         fields = record.jetcapture_fields  # type: ignore[attr-defined]
         assert (fields["root"], fields["ack_floor"]) == (str(tmp_path / "a"), 20)
 

@@ -677,7 +677,7 @@ def test_messages_that_cannot_be_decoded_one_after_another_do_not_flood_the_log(
             for number in range(10):
                 await client.jetstream().publish("orders.x", b"{" if number % 5 else b"[]")
                 await until(lambda n=number: state.stats.quarantined == n + 1, "it is in the quarantine")
-        lines = [getattr(each, FIELDS) for each in caplog.records if each.message.startswith("messages.quarantined")]
+        lines = [getattr(each, FIELDS) for each in caplog.records if each.msg == "messages.quarantined"]
         assert [line["messages"] for line in lines] == [1, 9], "the first one, and at the end the others"
         assert sorted(lines[1]["reasons"].values()) == [1, 8]
 

@@ -56,7 +56,7 @@ async def freeze(proxy: Proxy, server: NatsServer) -> None:
 
 
 def reported(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    found = [record for record in caplog.records if record.message == "messages.lost_in_flight"]
+    found = [record for record in caplog.records if record.msg == "messages.lost_in_flight"]
     return [record.jetcapture_fields for record in found]  # type: ignore[attr-defined]
 
 

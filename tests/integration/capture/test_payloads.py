@@ -124,7 +124,7 @@ def test_a_switch_that_is_over_before_anybody_asks_costs_no_payload(
         while reason := await capture_until_it_ends(wanted):
             assert WITHOUT in reason
         assert captured(tmp_path / "archive") == {f"orders.{n}": b"payload %d" % n for n in range(20)}
-        assert "messages.without_payload" in [record.message for record in caplog.records]
+        assert "messages.without_payload" in [record.msg for record in caplog.records]
 
     with caplog.at_level(logging.WARNING, "jetcapture"):
         asyncio.run(scenario())
@@ -184,7 +184,7 @@ def test_other_changes_of_the_consumer_are_reported_and_followed(
                 await client.jetstream().add_consumer(
                     STREAM, durable_name=CONSUMER, ack_policy="explicit", ack_wait=3, max_ack_pending=50_000
                 )
-            await until(lambda: "consumer.changed" in [record.message for record in caplog.records], "it is reported")
+            await until(lambda: "consumer.changed" in [record.msg for record in caplog.records], "it is reported")
             kept_alive: list[int] = []
             keep_alive = capture.source.keep_alive
 

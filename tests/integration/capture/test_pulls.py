@@ -67,7 +67,7 @@ def test_a_message_larger_than_the_server_now_allows_is_captured_and_reported(
             assert pulls(capture) < 100, "the same pull is not made again and again"
             assert health(capture).ready
         assert [row[layout.PAYLOAD] for row in rows(tmp_path / "archive")] == [b"small", large[0], b"small", large[1]]
-        assert [record.message for record in caplog.records].count("pull.too_small") == 1
+        assert [record.msg for record in caplog.records].count("pull.too_small") == 1
 
     with caplog.at_level(logging.WARNING, "jetcapture"):
         asyncio.run(scenario())

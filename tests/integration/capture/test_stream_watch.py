@@ -31,7 +31,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def events(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:
-    return [record for record in caplog.records if record.getMessage() == name]
+    return [record for record in caplog.records if record.msg == name]
 
 
 async def created(server: NatsServer, root: Path) -> Subject:

@@ -183,7 +183,7 @@ def test_it_says_which_filters_selected_the_messages(
         assert set(range(present.after + 1, 41)) <= stored
         promised = [each for each in found.filters if each.after < 12][-1]
         assert both[1] not in promised.subjects or not promised.sure
-        assert [record.getMessage() for record in caplog.records].count("watermark.filters") == 2
+        assert [record.msg for record in caplog.records].count("watermark.filters") == 2
 
     asyncio.run(scenario())
 

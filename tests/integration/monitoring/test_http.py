@@ -391,6 +391,7 @@ def test_the_command_answers_while_it_runs(nats_server: Start, tmp_path: Path) -
             command.start()
             await until(lambda: any(command.events("http.listening")), "it listens")
             (listening,) = command.events("http.listening")
+            assert listening["page"] == f"http://localhost:{listening['port']}/"
             await ready(listening["port"], 200, "ready")
             values = samples((await asked(listening["port"], "/metrics"))[1])
             assert values["process_resident_memory_bytes", ""] > 1 << 20

@@ -34,7 +34,7 @@ def test_one_line_when_it_begins_then_a_summary_while_it_goes_on(
     quarantine = QuarantineLog()
 
     def lines() -> list[dict[str, Any]]:
-        assert {record.message.split()[0] for record in caplog.records} <= {"messages.quarantined"}
+        assert {record.msg for record in caplog.records} <= {"messages.quarantined"}
         return [getattr(record, FIELDS) for record in caplog.records]
 
     async def scenario() -> None:
