@@ -91,7 +91,7 @@ async def _keep_alive(state: CaptureState) -> None:
         due = last + state.source.state.ack_wait / KEEP_ALIVE_PER_WAIT  # it may be shortened at any time
         if loop.time() < due:
             soon = min(due - loop.time(), POLL / 2)
-            await _pause(state, soon, quiet=soon if state.unacked else due - loop.time())
+            await (asyncio.sleep(soon) if state.unacked else _pause(state, soon, quiet=due - loop.time()))
             continue
         last = loop.time()
         await state.source.keep_alive(state.held_replies())
