@@ -35,6 +35,10 @@ class DrainError(JetcaptureError):
     """Not everything was stored and acknowledged before the end. Nothing is lost: the server delivers it again."""
 
 
+class MissingStreamError(SourceError):
+    """The stream does not exist."""
+
+
 class StoreError(JetcaptureError):
     """An object was not stored. The block must be held and the store tried again."""
 

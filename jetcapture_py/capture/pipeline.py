@@ -18,7 +18,7 @@ from jetcapture_py.capture.marks import last_mark
 from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.capture.storing import put_all
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import DrainError
+from jetcapture_py.errors import DrainError, SourceError
 from jetcapture_py.store import Store, configured_store
 from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.keys import KeyFunction
@@ -51,7 +51,10 @@ class Capture:
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> None:
         """Capture until `stop` is set, then drain. Raises SourceError, StoreError, DrainError (in exception groups)."""
         state = self.state
-        await state.source.open()
+        try:
+            await state.source.open()
+        except SourceError as error:
+            raise await startup_checks.advised(state, error) from error
         try:
             await startup_checks.check(state, self.encoding.encoder, stop)
             await self.announcer.check()
@@ -72,7 +75,7 @@ class Capture:
         finally:
             await state.close()
         if state.source.failure is not None:
-            raise state.source.failure
+            raise await startup_checks.advised(state, state.source.failure)
 
     async def _intake(self) -> None:
         """Put received messages into blocks; seal blocks that are full, or that exceed a budget together."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.capture import key_rule
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.storing import probe
+from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.log import event
-from jetcapture_py.store import LocalStore
+from jetcapture_py.store import LocalStore, NoteStore, read_watermark
+from jetcapture_py.text import without_credentials
 
 log = logging.getLogger("jetcapture.capture")
 
@@ -24,6 +27,19 @@ async def check(state: CaptureState, encoder: Encoder, stop: asyncio.Event) -> N
     await key_rule.warn_of_change(state, encoder)
     _warn_of_new_archive(state)
     state.observer.began(state.source.state)
+
+
+async def advised(state: CaptureState, error: SourceError) -> SourceError:
+    """Return the error; if the stream does not exist, with how to restore it from the archive, if that has it."""
+    config, store = state.config, state.store
+    if not isinstance(error, MissingStreamError) or not isinstance(store, NoteStore) or "{key}" in config.store.url:
+        return error
+    stream = config.source.stream
+    with suppress(JetcaptureError):
+        if await asyncio.to_thread(read_watermark, store, stream) is not None:
+            url = without_credentials(config.store.url)
+            return MissingStreamError(f"{error}; or restore it: jetcapture spark restore {url} --as {stream}")
+    return error
 
 
 def _warn_of_new_archive(state: CaptureState) -> None:

@@ -12,7 +12,7 @@ from jetcapture_py.config.buckets import bucket_of
 from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.connection import (
     CONSUMER_NOT_FOUND,
     MESSAGE_NOT_FOUND,
@@ -240,7 +240,7 @@ def _to_the_microsecond(text: str) -> str:
 def _translated(error: ApiError, stream: str, consumer: str) -> SourceError:
     if error.err_code == STREAM_NOT_FOUND:
         setting, _ = bucket_of(stream) or ("stream", "")
-        return SourceError(f"stream {stream} does not exist; create it, or correct source.{setting}")
+        return MissingStreamError(f"stream {stream} does not exist; create it, or correct source.{setting}")
     if error.err_code == CONSUMER_NOT_FOUND:
         return SourceError(f"consumer {consumer} does not exist on stream {stream}")
     return SourceError(f"the server refused the request for consumer {consumer} on stream {stream}: {error}")

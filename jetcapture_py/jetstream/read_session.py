@@ -14,7 +14,7 @@ import nats.errors
 
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import SourceError
+from jetcapture_py.errors import MissingStreamError, SourceError
 from jetcapture_py.jetstream.connection import (
     MESSAGE_NOT_FOUND,
     NOT_FOUND,
@@ -37,10 +37,6 @@ _SHORT_LIVED = {"ack_policy": "none", "mem_storage": True, "inactive_threshold":
 """Settings of a consumer that the server removes if its reader is killed."""
 
 T = TypeVar("T")
-
-
-class MissingStreamError(SourceError):
-    """The stream does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ import numpy as np
 
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import format_time
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.read_session import MissingStreamError, ReadSession
+from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences
 from jetcapture_py.verify.filters import FilterHistory

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
+from jetcapture_py.errors import MissingStreamError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
-from jetcapture_py.jetstream.read_session import MissingStreamError, StreamState
+from jetcapture_py.jetstream.read_session import StreamState
 from jetcapture_py.jetstream.wire.inbox import Received
 from spark_jobs.datasource.offsets import StreamPartition, check_created, check_there, find_next
 from spark_jobs.datasource.options import ReadOptions

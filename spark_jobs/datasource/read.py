@@ -12,7 +12,8 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from jetcapture_py.jetstream.read_session import MissingStreamError, StreamState
+from jetcapture_py.errors import MissingStreamError
+from jetcapture_py.jetstream.read_session import StreamState
 from spark_jobs.datasource.columns import MessageColumns
 from spark_jobs.datasource.fetch import Fetch
 from spark_jobs.datasource.offsets import (

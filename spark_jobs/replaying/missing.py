@@ -26,10 +26,10 @@ from pyspark.sql import functions as sf
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.config.units import microseconds_of, moment_of
-from jetcapture_py.errors import JetcaptureError, SourceError
+from jetcapture_py.errors import JetcaptureError, MissingStreamError, SourceError
 from jetcapture_py.jetstream.ack_subject import positions
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
-from jetcapture_py.jetstream.read_session import MissingStreamError, ReadSession, StreamState
+from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
 from jetcapture_py.store.reader import ObjectStorage
 from jetcapture_py.text import plural

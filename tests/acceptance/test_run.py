@@ -21,7 +21,18 @@ import yaml
 from nats.js.errors import NotFoundError
 
 from tests.support.nats_server import NatsServer
-from tests.support.running import Command, consumer, objects, publish, rows, settings
+from tests.support.running import (
+    STREAM,
+    Command,
+    capture_all,
+    config,
+    connection,
+    consumer,
+    objects,
+    publish,
+    rows,
+    settings,
+)
 
 Start = Callable[..., NatsServer]
 ATTEMPTS = 5
@@ -271,6 +282,24 @@ def test_a_missing_stream_is_one_clear_line_and_exits_1(nats_server: Start, tmp_
     with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
         assert replica.start().wait() == 1
     assert failure(replica) == "stream ORDERS does not exist; create it, or correct source.stream"
+
+
+def test_a_deleted_stream_of_the_archive_is_advised_to_be_restored(nats_server: Start, tmp_path: Path) -> None:
+    server, archive = nats_server(), tmp_path / "archive"
+
+    async def delete() -> None:
+        async with connection(server.url) as client:
+            await client.jetstream().delete_stream(STREAM)
+
+    asyncio.run(publish(server.url, [("orders.eu", b"", None)]))
+    asyncio.run(capture_all(config(server.url, archive)))
+    asyncio.run(delete())
+    with Command(tmp_path, settings(server.url, archive)) as replica:
+        assert replica.start().wait() == 1
+    assert failure(replica) == (
+        "stream ORDERS does not exist; create it, or correct source.stream; or restore it: "
+        f"jetcapture spark restore {archive} --as ORDERS"
+    )
 
 
 def test_a_missing_consumer_that_may_not_be_created_is_one_clear_line_and_exits_1(
