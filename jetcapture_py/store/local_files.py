@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -49,3 +51,26 @@ def sync_directory(directory: str, root: int | None = None) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def files_below(directory: str, above: Collection[tuple[int, int]] = ()) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files below a directory, also through symbolic links, as Spark lists them.
+
+    A link that leads nowhere, or to a directory above it, is skipped. `above` are the directories that are being
+    listed, by device and inode. Raises OSError.
+    """
+    own = Path(directory).stat()
+    if (own.st_dev, own.st_ino) in above:
+        return
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            try:
+                if entry.is_dir():
+                    yield from files_below(entry.path, {*above, (own.st_dev, own.st_ino)})
+                else:
+                    yield entry.path, entry.stat()
+            except FileNotFoundError:  # removed since it was listed, or a link that leads nowhere
+                continue
+            except OSError as error:
+                if error.errno != errno.ELOOP:  # a link to itself
+                    raise

@@ -21,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.store.local_files import files_below
 from jetcapture_py.store.remote import FsspecStore, open_remote, root_of
 from jetcapture_py.text import one_line
 
@@ -113,6 +114,9 @@ class ObjectStorage:
 
     def _find(self, directory: str) -> Iterator[tuple[str, int]]:
         """Yield the files below a directory with their sizes, without fsspec's walk, which hides listing errors."""
+        if isinstance(self._fs, LocalFileSystem):
+            yield from self._local(directory)
+            return
         if self._flat:
             found = self._listed("find", directory)
             yield from ((path, info["size"] or 0) for path, info in found.items() if info.get("type") != "directory")
@@ -124,6 +128,14 @@ class ObjectStorage:
                     directories.append(str(entry["name"]).rstrip("/"))
                 else:
                     yield str(entry["name"]), entry["size"] or 0
+
+    def _local(self, directory: str) -> Iterator[tuple[str, int]]:
+        try:
+            yield from ((path, found.st_size) for path, found in files_below(directory))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot list {directory or '/'}: {one_line(error)}") from error
 
     def _listed(self, how: str, directory: str) -> Any:
         try:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from pyspark.sql.utils import is_remote
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.store.local_files import files_below
 from jetcapture_py.store.remote import EXTRAS, with_secrets
 from jetcapture_py.text import one_line
 
@@ -90,7 +91,7 @@ class Place:
         top = f"{self.root}/{directory}"
         try:
             local = isinstance(self.fs, LocalFileSystem)
-            found = dict(sorted(_below(top))) if local else self.fs.find(top, detail=True)
+            found = dict(sorted(_local(top))) if local else self.fs.find(top, detail=True)
         except FileNotFoundError:
             return {}
         except Exception as error:  # fsspec backends raise different errors
@@ -192,16 +193,9 @@ def modified(entry: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _below(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _local(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the files below a local directory, with sizes in bytes and times in seconds since the epoch."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # removed since it was listed
-                if entry.is_dir():
-                    yield from _below(entry.path)
-                else:
-                    known = entry.stat()
-                    yield entry.path, {"size": known.st_size, "mtime": known.st_mtime}
+    return ((path, {"size": one.st_size, "mtime": one.st_mtime}) for path, one in files_below(directory))
 
 
 def _missing(scheme: str) -> str:

@@ -130,6 +130,20 @@ def copy_to(root: Path, name: ObjectName, **changes: Any) -> ObjectName:
     return copy.name
 
 
+def tangle(root: Path, key: str) -> None:
+    """Move an archive's objects of one key elsewhere, with links to them, to nowhere, and in circles."""
+    moved = root.parent / f"{root.name}-elsewhere"
+    own = root / f"ORDERS/key={key}"
+    own.rename(moved)
+    own.symlink_to(moved)
+    (moved / "circle").symlink_to(root / "ORDERS")
+    (root / "ORDERS/key=circle").symlink_to(root / "ORDERS")
+    (root / "ORDERS/nowhere").symlink_to("/nowhere/at/all")
+    (root / "ORDERS/itself").symlink_to("itself")
+    path = next(path for path in root.rglob("*.parquet"))
+    path.with_name(f"{'0' * 16}{path.name[16:]}").symlink_to("/nowhere/at/all")
+
+
 def strip(path: Path) -> None:
     """Write an object again, without what proves it."""
     table = pq.ParquetFile(path).read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
@@ -25,7 +25,7 @@ from jetcapture_py.store.reader import File, ObjectStorage
 from jetcapture_py.verify import examine as verify_object
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.scan import ArchiveScan, survey
-from tests.support.archives import encoded, lay_out, merge, put
+from tests.support.archives import encoded, lay_out, merge, put, tangle
 
 CREATED = "2024-01-01T00:00:00Z"
 LIFE = Incarnation.of(CREATED, mirror=False)
@@ -401,16 +401,25 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
 ) -> None:
     put(tmp_path, encoded(MESSAGES))
     put(tmp_path, encoded(DENSE, key="us"))
-    real = LocalFileSystem.ls
+    real = os.scandir
 
-    def refused(fs: LocalFileSystem, path: str, **options: Any) -> Any:
+    def refused(path: str) -> Any:
         if "key=us" in path:  # root, who may run this test, is refused nothing
             raise PermissionError(13, "Permission denied")
-        return real(fs, path, **options)
+        return real(path)
 
-    monkeypatch.setattr(LocalFileSystem, "ls", refused)
+    monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(StoreError, match="cannot list"):
         surveyed(tmp_path, 100, deep=False)
+
+
+def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(tmp_path: Path) -> None:
+    root = tmp_path / "archive"
+    lay_out(root, {each: "abc"[index % 3] for index, each in enumerate(DENSE)}, 0)
+    tangle(root, "b")
+    found = surveyed(root, 100, deep=True)
+    assert set(found.sequences.within(1, 100).tolist()) == {seq for seq, _ in DENSE}
+    assert (found.objects, found.foreign, found.damaged, found.restless) == (3, [], [], False)
 
 
 def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Path) -> None:

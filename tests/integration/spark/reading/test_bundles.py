@@ -13,7 +13,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from spark_jobs.archive import Engine, archive_view, read_archive
 from spark_jobs.reading.footers import SchemaReader
-from tests.support.archives import lay_out
+from tests.support.archives import lay_out, tangle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,6 +49,17 @@ def test_bundles_are_read_like_keys_with_the_same_columns(spark: SparkSession, t
     assert len(found[0]) == 110
     assert rows(frames[1].where("hour = '22'"))  # the partition columns are strings
     assert {row["key"] for row in frames[1].where("key IN ('007', '7')").collect()} == {"007", "7"}
+
+
+@pytest.mark.parametrize("engine", ["spark", "arrow"])
+def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(
+    spark: SparkSession, tmp_path: Path, engine: Engine
+) -> None:
+    lay_out(tmp_path / "archive", MESSAGES, 0)
+    tangle(tmp_path / "archive", "eu")
+    assert rows(read_archive(spark, str(tmp_path / "archive"), "ORDERS", engine=engine)) == EXPECTED
+    only = read_archive(spark, str(tmp_path / "archive"), "ORDERS", keys=["eu"], engine=engine)
+    assert rows(only) == [pair for pair in EXPECTED if pair[1] == "eu"]
 
 
 @pytest.mark.parametrize("dedupe", ["auto", "full"])
