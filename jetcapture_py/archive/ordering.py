@@ -30,8 +30,10 @@ def ordered(table: pa.Table, size: int = PIECE_BYTES) -> tuple[Iterator[pa.Table
     if with_keys(table.schema):
         by_key = key_order(table.column(layout.KEY), order)
         texts = _text_bytes(table)
-        nbytes = max(table.get_total_buffer_size(), int(texts.sum()))  # shared buffers count once, and whole
-        if nbytes > size:
+        held = table.get_total_buffer_size()  # shared buffers count once, and whole
+        nbytes = max(held, int(texts.sum()))
+        shared = held < sum(batch.get_total_buffer_size() for batch in table.to_batches())  # nulls, which are copied
+        if nbytes > size or shared:
             nbytes = table.nbytes  # which takes long for many slices
         ends = _group_ends(_upto(texts, by_key, nbytes), nbytes, size)
         if nbytes <= 2 * size:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.ordering import ordered
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.schema import ENVELOPE, conform, shared_nulls, unify
 from tests.unit.archive.test_writer import batch, plain
 
 Row = tuple[int, int]  # sequence, row in the message
@@ -69,6 +69,21 @@ def test_only_the_rows_of_one_piece_are_copied_at_a_time(key: list[str]) -> None
     pieces, _ = ordered(whole, 1_000_000)
     most = max(pa.total_allocated_bytes() - before for _ in pieces)
     assert most < 6_000_000, "of 20 MB"
+
+
+@pytest.mark.parametrize("key", [[], ["key"]])
+def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time(key: list[str]) -> None:
+    whole = batch(plain(4000), **{name: [f"k{at * 7 % 50}" for at in range(4000)] for name in key})
+    parts = [
+        whole.take(pa.array(rows)).append_column(f"c{number}", pa.array(rows))
+        for number, rows in enumerate(np.split(np.random.default_rng(7).permutation(4000), 200))
+    ]
+    schema, nulls = unify([part.schema for part in parts]), shared_nulls()
+    table = pa.Table.from_batches([conform(part, schema, nulls) for part in parts])
+    assert table.nbytes > 6_400_000
+    before = pa.total_allocated_bytes()
+    pieces, _ = ordered(table, 500_000)
+    assert max(pa.total_allocated_bytes() - before for _ in pieces) < 3_000_000
 
 
 @pytest.mark.parametrize("column", [layout.PAYLOAD, "text"])
