@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Start = Callable[..., NatsServer]
 
-COUNT = 100_000
 HOUR = 3600
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 CONFIGURATION: dict[str, Any] = {
@@ -61,14 +61,16 @@ def ids(frame: DataFrame) -> list[int]:
 
 
 @pytest.mark.spark
-def test_100_000_messages_of_which_some_are_late_or_early_lie_in_their_own_buckets_and_are_found_by_both_times(
-    nats_server: Start, tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
+def test_messages_of_which_some_are_late_or_early_lie_in_their_own_buckets_and_are_found_by_both_times(
+    nats_server: Start, tmp_path: Path, spark: SparkSession, count: int
 ) -> None:
+    """The exhaustive one asks for every range of the one time with every range of the other."""
     from spark_jobs.archive import read_archive
     from spark_jobs.compact import compact
 
     server, root = nats_server(), tmp_path / "archive"
-    times = event_times(COUNT)
+    times = event_times(count)
     asyncio.run(publish(server.url, of(times)))
     settings = config(server.url, root, **CONFIGURATION)
     asyncio.run(capture_all(settings))
@@ -87,16 +89,16 @@ def test_100_000_messages_of_which_some_are_late_or_early_lie_in_their_own_bucke
 
     report = asyncio.run(verify(settings, deep=True))
     assert report.complete
-    assert report.stored == COUNT
+    assert report.stored == count
     mark = watermark.decode((root / watermark.path(STREAM)).read_bytes())
     assert mark.bucket_time == "at"
 
     stored = sorted(row[layout.TIMESTAMP] for row in found.values())
     bounds: list[tuple[datetime | None, datetime | None]] = [
         (None, None),
-        (stored[COUNT // 3], stored[2 * COUNT // 3]),
-        (stored[COUNT // 2], None),
-        (None, stored[COUNT // 10]),
+        (stored[count // 3], stored[2 * count // 3]),
+        (stored[count // 2], None),
+        (None, stored[count // 10]),
         (stored[-1] + timedelta(days=1), None),
     ]
     events: list[tuple[datetime | None, datetime | None]] = [
@@ -106,24 +108,25 @@ def test_100_000_messages_of_which_some_are_late_or_early_lie_in_their_own_bucke
         (None, NOW - timedelta(hours=3, seconds=0.5)),
         (NOW, NOW + timedelta(minutes=20)),
     ]
+    every = list(product(bounds, events))
+    pairs = every if count == 100_000 else [*zip(bounds, events[1:] + events[:1], strict=True), *every[:1]]
     url = f"file://{root}"
     for compacted in (False, True):
         if compacted:
             compact(spark, url, STREAM, older_than=0, grace=0, incomplete=True)
-        for start, end in bounds:
-            for first, last in events:
-                frame = read_archive(
-                    spark, url, STREAM, start=start, end=end, event_start=first, event_end=last, columns=["id"]
-                )
-                expected = [
-                    number
-                    for number, row in found.items()
-                    if (start is None or row[layout.TIMESTAMP] >= start)
-                    and (end is None or row[layout.TIMESTAMP] < end)
-                    and (first is None or row["at"] >= first)
-                    and (last is None or row["at"] < last)
-                ]
-                assert ids(frame) == sorted(expected), (start, end, first, last)
+        for (start, end), (first, last) in pairs:
+            frame = read_archive(
+                spark, url, STREAM, start=start, end=end, event_start=first, event_end=last, columns=["id"]
+            )
+            expected = [
+                number
+                for number, row in found.items()
+                if (start is None or row[layout.TIMESTAMP] >= start)
+                and (end is None or row[layout.TIMESTAMP] < end)
+                and (first is None or row["at"] >= first)
+                and (last is None or row["at"] < last)
+            ]
+            assert ids(frame) == sorted(expected), (start, end, first, last)
 
 
 @pytest.mark.spark

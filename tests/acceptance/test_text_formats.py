@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Start = Callable[..., NatsServer]
 
-COUNT = 100_000
+counts = pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
 TEXTS = (
     *("", " ", '"', '""', '"quoted"', "a,b", "a\nb", "x\r\ny", "\r", "\\", '\\"', "\\n", " padded ", "é", "日本", "🚀"),
     *(
@@ -131,7 +131,7 @@ def captured(nats_server: Start, root: Path, kind: str, compression: str, count:
     asyncio.run(publish(server.url, messages(count)))
     sections = {
         "decode": {"format": "json", "columns": COLUMNS},
-        "block": {"format": kind, "compression": compression, "max_messages": 30_000},
+        "block": {"format": kind, "compression": compression, "max_messages": max(100, count * 3 // 10)},
         **sections,
     }
     found = config(server.url, root, key="", **sections)
@@ -143,10 +143,11 @@ NAMES = list(COLUMNS)
 QUOTED = ", ".join(f'"{name}"' for name in NAMES)
 
 
-def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "csv", "none", COUNT)
+@counts
+def test_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path, count: int) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "csv", "none", count)
     files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
-    wanted = expected(COUNT)
+    wanted = expected(count)
     assert all(path.endswith(".csv") for path in files)
     types = {"amount": "DECIMAL(12,2)", "at": "TIMESTAMPTZ", "ratio": "DOUBLE", "flag": "BOOLEAN", "text": "VARCHAR"}
     duck = duckdb.connect().execute(
@@ -172,10 +173,13 @@ def test_100_000_rows_of_csv_are_read_alike_by_duckdb_polars_and_pandas(nats_ser
     assert asyncio.run(verify(settings)).complete
 
 
-def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "ndjson", "gzip", COUNT)
+@counts
+def test_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(
+    nats_server: Start, tmp_path: Path, count: int
+) -> None:
+    settings = captured(nats_server, tmp_path / "archive", "ndjson", "gzip", count)
     files = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive")]
-    wanted = expected(COUNT)
+    wanted = expected(count)
     assert all(path.endswith(".ndjson.gz") for path in files)
     types = {
         "id": "BIGINT",
@@ -210,10 +214,11 @@ def test_100_000_lines_of_json_are_read_alike_by_duckdb_polars_and_pandas(nats_s
 
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["csv", "ndjson"])
-def test_100_000_rows_of_text_are_read_alike_by_spark(
-    nats_server: Start, tmp_path: Path, spark: SparkSession, kind: str
+@counts
+def test_rows_of_text_are_read_alike_by_spark(
+    nats_server: Start, tmp_path: Path, spark: SparkSession, kind: str, count: int
 ) -> None:
-    captured(nats_server, tmp_path / "archive", kind, "gzip", COUNT)
+    captured(nats_server, tmp_path / "archive", kind, "gzip", count)
     url = f"file://{tmp_path}/archive/{STREAM}"
     tags = "array<string>" if kind == "ndjson" else "string"
     # the columns of a CSV file are found by their place, so the envelope's are named as well
@@ -230,7 +235,7 @@ def test_100_000_rows_of_text_are_read_alike_by_spark(
     else:
         frame = reader.json(url)
     found = frame.select(*NAMES).toPandas().astype(object)
-    assert sorted(map(row, found.itertuples(index=False))) == expected(COUNT)
+    assert sorted(map(row, found.itertuples(index=False))) == expected(count)
 
 
 @pytest.mark.parametrize(("kind", "compression"), [("csv", "gzip"), ("ndjson", "zstd")])

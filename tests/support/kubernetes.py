@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import yaml
 
 from tests.support.documents import REPOSITORY
@@ -54,6 +53,8 @@ def helm(*words: str) -> str:
 
 def check_schemas(objects: Iterable[Object], versions: Sequence[str] = VERSIONS) -> None:
     """Fail for an object that a version of Kubernetes would refuse, or that has a field it does not know."""
+    import kubernetes_validate  # takes more than a second
+
     for each in objects:
         if each["kind"] not in CUSTOM:
             for version in versions:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.exhaustive
 @pytest.mark.spark
 def test_nothing_is_lost_or_read_twice_while_daemons_servers_network_store_clock_and_consumer_fail_at_once(
     tmp_path: Path, spark: SparkSession

@@ -341,7 +341,10 @@ def test_blocks_are_predicted_to_use_the_spool() -> None:
     assert own.limit == "limits.memory"
 
 
-@pytest.mark.parametrize(("rate", "keys"), [(300, 1), (1_000, 5), (3_000, 20)])
+@pytest.mark.parametrize(
+    ("rate", "keys"),
+    [(1_000, 5), *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((300, 1), (3_000, 20)))],
+)
 def test_predicted_blocks_are_as_long_as_those_of_a_capture(
     nats_server: Start, tmp_path: Path, rate: int, keys: int
 ) -> None:

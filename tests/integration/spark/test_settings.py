@@ -35,7 +35,7 @@ WEST = DEFAULTS | {ZONE: "America/New_York"}
 EVERY: list[Settings] = [
     dict(zip(DEFAULTS, values, strict=True)) | java.COMPILED for values in product(ZONES, *[("true", "false")] * 3)
 ]
-MASTERS = ("remote", "local-cluster[2,1,1024]")
+MASTERS = ["remote", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.exhaustive)]
 NUMBERS = count()
 
 
@@ -62,7 +62,7 @@ def new_stream(server: NatsServer) -> str:
     return stream
 
 
-@pytest.mark.parametrize("settings", [WEST, OTHERS, *exhaustive(EVERY)], ids=name)
+@pytest.mark.parametrize("settings", [OTHERS, *exhaustive((WEST, *EVERY))], ids=name)
 def test_the_core_cases_hold_under_every_setting(
     spark: SparkSession, places: tuple[Archive, NatsServer], settings: Settings
 ) -> None:
