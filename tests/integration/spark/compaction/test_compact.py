@@ -25,6 +25,7 @@ from spark_jobs.compaction.summary import Summary
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support import s3
+from tests.support.examples import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 class TestContent:
-    @settings(max_examples=3, deadline=None, phases=WITHOUT_SHRINKING)
+    @settings(examples(cost=20), phases=WITHOUT_SHRINKING)
     @given(
         blocks=some.lists(
             some.tuples(

@@ -65,17 +65,32 @@ CASES: dict[str, tuple[pa.Array, pa.Array, str, Any, Any]] = {
         *(pa.array([1_500_000], pa.timestamp("us", "UTC")), pa.array(["x"]), "string"),
         *("1970-01-01T00:00:01.500000Z", "x"),
     ),
+    "integer and double": (pa.array([1]), pa.array([1.5]), "double", 1.0, 1.5),
+    "integers": (pa.array([1], pa.int32()), pa.array([2**40]), "bigint", 1, 2**40),
+    "integer and text": (pa.array([7]), pa.array(["x"]), "string", "7", "x"),
+    "flag and integer": (pa.array([True]), pa.array([3]), "string", "true", "3"),
+    "struct and text": (pa.array([{"a": 1}]), pa.array(["x"]), "string", '{"a":1}', "x"),
+    "list and integer": (pa.array([[1, 2]]), pa.array([3]), "string", "[1,2]", "3"),
+    "fields of structs": (pa.array([{"a": 1}]), pa.array([{"a": "x"}]), "string", '{"a":1}', '{"a":"x"}'),
+    "null and text": (pa.nulls(1), pa.array(["x"]), "string", None, "x"),
+    "null": (pa.nulls(1), pa.nulls(1), "string", None, None),
+    "empty list": (pa.array([[]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [], ["x"]),
+    "list of null": (pa.array([[None]], pa.list_(pa.null())), pa.array([["x"]]), "array<string>", [None], ["x"]),
+    "dictionary": (pa.array(["x"]), pa.array(["x"]).dictionary_encode(), "string", "x", "x"),
 }
+"""By column: as two objects have it, its type where both are read, and the values then."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_types_meet_where_no_value_changes(spark: SparkSession, archive: Archive, case: str) -> None:
-    first, second, kind, *values = CASES[case]
-    archive.write([1], value=first)
-    archive.write([2], value=second)
-    frame = read_archive(spark, archive.url, "ORDERS", columns=["value", layout.SEQ])
-    assert dict(frame.dtypes)["value"] == kind
-    assert [row["value"] for row in frame.orderBy(layout.SEQ).collect()] == values
+def test_types_meet_where_no_value_changes(spark: SparkSession, archive: Archive) -> None:
+    archive.write([1], columns={name: case[0] for name, case in CASES.items()})
+    archive.write([2], columns={name: case[1] for name, case in CASES.items()})
+    frame = read_archive(spark, archive.url, "ORDERS", columns=[*CASES, layout.SEQ])
+    assert {name: kind for name, kind in frame.dtypes if name in CASES} == {
+        name: case[2] for name, case in CASES.items()
+    }
+    first, second = (row.asDict() for row in frame.orderBy(layout.SEQ).collect())
+    for name, (_, _, _, *values) in CASES.items():
+        assert [first[name], second[name]] == values, name
 
 
 @pytest.mark.parametrize("engine", ["spark", "arrow"])

@@ -34,6 +34,7 @@ from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
 from tests.support import s3
 from tests.support.archives import lay_out
+from tests.support.examples import examples
 from tests.support.nats_server import NatsServer
 from tests.support.report_page import Page
 from tests.support.running import capture_all, config, publish
@@ -270,7 +271,7 @@ class TestCoverage:
         assert table[-1]["message after (UTC)"] == "2026-05-01 12:15:00"
         assert "this report does not query the stream" in page.section("coverage").text
 
-    @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(examples(cost=8), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         blocks=some.lists(
             some.tuples(
