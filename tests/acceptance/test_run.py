@@ -331,8 +331,9 @@ def test_an_unwritable_store_is_one_clear_line_and_exits_1(nats_server: Start, t
     assert asyncio.run(consumer(server.url)).num_ack_pending == 0, "nothing was pulled"
 
 
-def test_a_server_without_jetstream_and_one_that_is_not_there_are_one_clear_line(tmp_path: Path) -> None:
-    with Command(tmp_path, settings("nats://127.0.0.1:1", tmp_path / "archive")) as replica:
+def test_a_server_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    configuration = settings("nats://127.0.0.1:1", tmp_path / "archive")
+    with Command(tmp_path, configuration, module="tests.support.impatient") as replica:
         assert replica.start().wait() == 1
     assert failure(replica).startswith("cannot connect to NATS at nats://127.0.0.1:1: ")
 

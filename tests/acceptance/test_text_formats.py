@@ -238,7 +238,9 @@ def test_rows_of_text_are_read_alike_by_spark(
     assert sorted(map(row, found.itertuples(index=False))) == expected(count)
 
 
-@pytest.mark.parametrize(("kind", "compression"), [("csv", "gzip"), ("ndjson", "zstd")])
+@pytest.mark.parametrize(
+    ("kind", "compression"), [("csv", "gzip"), pytest.param("ndjson", "zstd", marks=pytest.mark.exhaustive)]
+)
 def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
     nats_server: Start, tmp_path: Path, kind: str, compression: str
 ) -> None:

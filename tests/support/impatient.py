@@ -1,0 +1,10 @@
+"""The command, which gives up a server that is not there after a second."""
+
+from __future__ import annotations
+
+from jetcapture_py.cli import main
+from jetcapture_py.jetstream import source
+
+if __name__ == "__main__":
+    source.CONNECT_TIMEOUT = 1.0
+    main()
