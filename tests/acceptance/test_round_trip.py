@@ -17,7 +17,7 @@ from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Command, connection, objects, remove_unfinished, settings
+from tests.support.running import STREAM, Command, connection, objects, remove_unfinished, settings, until
 from tests.support.streams import Stored, read_stream
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ async def publish_slowly(url: str, messages: int, done: asyncio.Event) -> None:
     done.set()
 
 
+def started(replica: Command) -> int:
+    """How often it has started."""
+    return len(list(replica.events("capture.started")))
+
+
 async def capture_through_crashes(url: str, messages: int, kills: int, directory: Path, root: Path) -> None:
     """Publish, and meanwhile capture with two replicas that are killed again and again."""
     source = random.Random(3)
@@ -65,13 +70,16 @@ async def capture_through_crashes(url: str, messages: int, kills: int, directory
     publishing = asyncio.create_task(publish_slowly(url, messages, done))
     await asyncio.sleep(0.5)
     replicas = [Command(directory, configuration, name).start() for name in ("one", "two")]
+    starts = dict.fromkeys(replicas, 0)  # how many each had logged before it was started last
     for _ in range(kills):
         await asyncio.sleep(source.uniform(0.8, 1.6))
         replica = source.choice(replicas)
         replica.kill()
+        starts[replica] = started(replica)
         replica.start()
     await asyncio.wait_for(done.wait(), 300)
     await publishing
+    await until(lambda: all(started(each) > before for each, before in starts.items()), "both take signals")
     for replica in replicas:
         replica.process.send_signal(signal.SIGTERM)
     assert [replica.wait() for replica in replicas] == [0, 0], [replica.log for replica in replicas]
