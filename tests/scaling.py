@@ -35,7 +35,7 @@ MAX_AGE = 1.0
 DRAIN = 60.0
 ACK_WAIT = "10m"
 """Longer than any run: what a replica leaves unacknowledged is missing until the end."""
-SETTLED = 5.0
+SETTLED = 2.0
 """Seconds over which the usual lag is observed."""
 NOISE = 2.0
 TIMEOUT = 600.0

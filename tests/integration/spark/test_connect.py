@@ -182,7 +182,7 @@ def test_a_held_frame_reads_the_objects_of_its_plan_or_says_read_it_again(
     ]
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.exhaustive)])
 def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(server: str, count: int) -> None:
     done = run("", "-m", "tests.held_reads", "--count", str(count), "--connect", server)
     assert done.returncode == 0, done.stdout

@@ -41,7 +41,7 @@ def drifted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Archive, list[tup
     """Pairs of objects with a message in common, each pair with other types, and what has to be read."""
     archive, random = Archive(tmp_path_factory.mktemp("drifted")), Random(1)
     expected = []
-    for first in range(0, 400, 10):
+    for first in range(0, 200, 10):
         chosen = {name: random.choice(KINDS) for name in COLUMNS}
         for seqs in ([first, first + 1], [first + 1, first + 3]):
             columns = {name: pa.concat_arrays([kind] * 2) for name, (kind, _) in chosen.items() if kind is not None}

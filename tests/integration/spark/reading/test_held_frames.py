@@ -179,7 +179,10 @@ def test_an_object_of_a_planned_name_under_another_key_is_not_read(
     assert seqs(frame) == seqs(spark.table(view)) == [1, 2]
 
 
-def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(spark: SparkSession, tmp_path: Path) -> None:
-    outcomes = held_reads(spark, tmp_path / "archive", 15, 1)
+@pytest.mark.parametrize("count", [6, pytest.param(15, marks=pytest.mark.exhaustive)])
+def test_held_reads_beside_a_capture_and_compactions_are_right_or_fail(
+    spark: SparkSession, tmp_path: Path, count: int
+) -> None:
+    outcomes = held_reads(spark, tmp_path / "archive", count, 1)
     assert not wrong(outcomes), outcomes
     assert outcomes[RIGHT] > 0
