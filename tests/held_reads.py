@@ -183,7 +183,7 @@ def held_reads(spark: SparkSession, root: Path, count: int, seed: int) -> Counte
         summary = compact(spark, str(root), STREAM, older_than=0, grace=chance.choice((0, 1, 3)))
         assert not summary.errors, summary.errors
 
-    with _again_and_again(capture.store, 0.3), _again_and_again(compacted, 2):
+    with _again_and_again(capture.store, 0.3), _again_and_again(compacted, 10):
         for number in range(1, count + 1):
             reader.step()
             if number % 20 == 0:
