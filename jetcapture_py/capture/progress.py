@@ -67,8 +67,8 @@ def _joined(
         there = replace(found, seq=0, filters=())
     for entry in found.filters:
         if there.filters and (before := there.filters[-1].subjects) != entry.subjects:
-            fields = {"seq": max(there.seq, there.filters[-1].after), "before": before, "now": entry.subjects}
-            warnings.append(("watermark.filters", fields))
+            seq = max(there.seq, there.filters[-1].after)
+            warnings.append(("watermark.filters", {"seq": seq, "before": before, "now": entry.subjects}))
         delivered = state.delivered if entry is found.filters[-1] else entry.after
         there = replace(there, filters=merge_filters(there, entry, delivered))
     return there.filters
