@@ -96,9 +96,9 @@ def run(
             from jetcapture_py.monitoring import http_server
 
             server = http_server.start_early(*config, listen=http)  # the imports take seconds on a busy machine
-            from jetcapture_py.capture import memory
+            from jetcapture_py.capture import allocator
 
-            memory.use_system_allocator()
+            allocator.use_system_allocator()
             from jetcapture_py import log
             from jetcapture_py.config.several import ConfigFiles, log_settings
 
@@ -164,14 +164,14 @@ def verify(
 ) -> None:
     """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
     from jetcapture_py import log, startup
-    from jetcapture_py.capture import memory
+    from jetcapture_py.capture import allocator
     from jetcapture_py.config.model import load
 
     settings = load(config)
     with startup.imports(settings):
         from jetcapture_py.verify import command
     if not (repair and settings.has_user_code):  # user code may need it
-        memory.without_pandas()
+        allocator.without_pandas()
     log.setup(settings.log.format, "error")
     raise typer.Exit(command.run(settings, deep=deep, content=content, as_json=as_json, strict=strict, repair=repair))
 

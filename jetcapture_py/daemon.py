@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator
 from typing import NoReturn
 
-from jetcapture_py.capture import memory
+from jetcapture_py.capture import allocator
 from jetcapture_py.config.several import ConfigFiles, Selected
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import event
@@ -45,7 +45,7 @@ def run(
     """
     supervisor = Supervisor(files, selected, until_caught_up=until_caught_up, keep_going=keep_going)
     if not supervisor.process.user_code:  # user code may need it
-        memory.without_pandas()
+        allocator.without_pandas()
     try:
         asyncio.run(_run(supervisor, server, had_terminal=had_terminal))
     except ConfigError:

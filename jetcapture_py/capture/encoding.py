@@ -10,8 +10,8 @@ from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import PIECE_BYTES
 from jetcapture_py.archive.sparse import Known
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.resident import Resident
 from jetcapture_py.capture.spool import SpoolFile
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.shares import ENCODING_COPIES, ENCODING_PIECES, RELEASE_SHARE

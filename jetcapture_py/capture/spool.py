@@ -28,8 +28,8 @@ from typing import IO, Any, Self, TypeVar
 import pyarrow as pa
 
 from jetcapture_py.archive.schema import REPLY
+from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Blocks, Chunk
-from jetcapture_py.capture.resident import Resident
 from jetcapture_py.config.shares import RELEASE_SHARE, SPOOL_SHARE, SPOOL_TARGET_SHARE
 from jetcapture_py.log import event
 from jetcapture_py.log_limit import LogLimit
