@@ -25,7 +25,7 @@ from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
 from jetcapture_py.config import buckets
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.reader import retried
+from jetcapture_py.store.archive import retried
 from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
@@ -34,7 +34,7 @@ from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
 from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import ArchiveLocation
 from spark_jobs.reading.scan import Scans
 
 Dedupe = Literal["auto", "full", "none"]
@@ -99,12 +99,12 @@ def read_archive(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     part = Part.of(start, end, keys, event_start, event_end)
     options = with_secrets(options or {})
-    place = Place.open(url, options)
+    location = ArchiveLocation.open(url, options)
     if engine == "spark":
-        place.require(spark)
-    own = ArrowEngine(url=place.url, options=options, start=part.start, end=part.end, keys=part.keys)
+        location.require(spark)
+    own = ArrowEngine(files=location.files, start=part.start, end=part.end, keys=part.keys)
     archive = Archive(
-        spark=spark, place=place, stream=stream, quarantine=quarantine, engine=own, native=engine == "spark"
+        spark=spark, location=location, stream=stream, quarantine=quarantine, engine=own, native=engine == "spark"
     )
     columns = [columns] if isinstance(columns, str) else columns
     needed = _with_time(columns) if part.by_event else columns
@@ -173,7 +173,7 @@ def read_bucket(
     kv.check_name(bucket)
     stream, moment = f"{buckets.PREFIXES['bucket']}{bucket}", buckets.moment(as_of)
     until = moment if isinstance(moment, datetime) else None
-    known = kv.incarnations(Place.open(url, options or {}), stream, max_age, max_msgs_per_subject)
+    known = kv.incarnations(ArchiveLocation.open(url, options or {}).files, stream, max_age, max_msgs_per_subject)
     read: dict[str, Any] = {
         "end": None if until is None else until + timedelta(microseconds=1),
         "columns": None if columns is None else {*kv.NEEDED, *columns}.__contains__,
@@ -290,10 +290,10 @@ def _read(
         )
     parts: dict[ObjectName, list[Range]] = {}
     if dedupe == "auto" and shared and not table.several_rows:
-        resolved = resolve(shared, archive.identities, facts.bundles)
+        resolved = resolve(shared, lambda names: archive.identities(names, listing), facts.bundles)
         if len({name.path.rpartition("/")[2] for name in resolved.parts}) == len(resolved.parts):
             whole, parts, shared = whole + resolved.whole, resolved.parts, resolved.unresolved
-    scans = Scans(archive.spark, archive.place, archive.directory, listing, [*whole, *parts, *shared])
+    scans = Scans(archive.spark, archive.location, archive.directory, listing, [*whole, *parts, *shared])
     reader = _Reader(archive, scans, table, {name: used[facts.schema_of[name]] for name in names}, keys)
     frames = []
     if whole:

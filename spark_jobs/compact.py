@@ -40,10 +40,11 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from typer import Option
 
-from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive import layout
 from jetcapture_py.config.block import MOST_BUNDLES
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.compaction.files import Files
@@ -52,7 +53,7 @@ from spark_jobs.compaction.summary import Summary, report, summarize
 from spark_jobs.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
-from spark_jobs.reading.place import SHARE, Place
+from spark_jobs.reading.place import ArchiveLocation
 
 OLDER_THAN = 3600.0
 GRACE = 300.0
@@ -101,8 +102,8 @@ def compact(
     if not 0 <= bundles <= MOST_BUNDLES:
         raise JetcaptureError(f"bundles: expected 1 to {MOST_BUNDLES}, got {bundles}")
     part = Part.of(start, end, keys)
-    place = Place.open(url, options or {})
-    files = Files(place.url, options or {})
+    archive = ArchiveLocation.open(url, options or {}).files
+    files = Files(archive.url, options or {})
     directories = [f"{layout.QUARANTINE}/{stream}" if quarantine else stream]
     if part.keys is not None:
         directories = [f"{stream}/key={layout.escape_key(key)}" for key in part.keys]
@@ -114,12 +115,12 @@ def compact(
         raise JetcaptureError(f"no {'Parquet ' if found else ''}objects of stream {stream} under {files.shown}")
     chosen = [source for source in listed if _begins_within(source.name.bucket, part.start, part.end)]
     closed = time.time() - older_than
-    mark = None if incomplete else watermark.read(place.fs, place.root, stream)
+    mark = None if incomplete else archive.watermark(stream)
     if mark is not None and mark.time.timestamp() < closed:
         closed = mark.time.timestamp()
         tell(f"skipping buckets that end after the watermark, {mark.time.isoformat()}: they are incomplete")
     spec = CompactionSpec(target=target_size, closed=closed, dry_run=dry_run, bundles=bundles)
-    outcomes = list(_run(spark, place.url, options or {}, spec, chosen))
+    outcomes = list(_run(spark, archive.url, options or {}, spec, chosen))
     _fail_unseen(files, directories, outcomes)
     removed: frozenset[str] = frozenset()
     errors: list[str] = []

@@ -37,7 +37,7 @@ from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
 from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
@@ -106,9 +106,9 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     `maker` decides where ranges are read; default: Spark unless the archive is small.
     """
     options = with_secrets(wanted.options)
-    place = Place.open(wanted.url, options)
-    plan = plan_restore(place, wanted.stream, first=wanted.first, last=wanted.last, created=wanted.created)
-    kept = kept_config(place, wanted.stream, plan.created)
+    files = ArchiveLocation.open(wanted.url, options).files
+    plan = plan_restore(files, wanted.stream, first=wanted.first, last=wanted.last, created=wanted.created)
+    kept = kept_config(files, wanted.stream, plan.created)
     config = target_config(
         kept,
         None if wanted.changes is None else Path(wanted.changes),
@@ -119,7 +119,7 @@ def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
     )
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
-    reading = Reading(url=wanted.url, options=options, prefix=wanted.prefix, until=wanted.until)
+    reading = Reading(files=files, prefix=wanted.prefix, until=wanted.until)
     limits = limits_of(config)
     plan, parts = _surveyed(maker, reading, plan, wanted.until, limits)
     begins = wanted.first if wanted.first > 1 else plan.begins

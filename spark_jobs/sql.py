@@ -9,10 +9,9 @@ from datetime import datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from jetcapture_py.archive import watermark
 from spark_jobs.archive import archive_view
 from spark_jobs.arguments import QueryArguments
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import ArchiveLocation, no_watermark
 
 _VIEWS = ("archive", "quarantine")
 _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
@@ -57,10 +56,10 @@ def _complete(chosen: QueryArguments) -> datetime:
 
     Prints a notice if that is before `chosen.end`.
     """
-    place = Place.open(chosen.url, chosen.options)
-    known = watermark.read(place.fs, place.root, chosen.stream)
+    files = ArchiveLocation.open(chosen.url, chosen.options).files
+    known = files.watermark(chosen.stream)
     if known is None:
-        raise place.no_watermark(chosen.stream)
+        raise no_watermark(files, chosen.stream)
     end, asked = known.time + timedelta(microseconds=1), chosen.end  # an end is exclusive
     if asked is not None and asked <= end:
         return asked

@@ -9,6 +9,7 @@ it, and none moves it backward, with one exception: a time in the future comes f
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -178,21 +179,19 @@ def decode(data: bytes, stream: str | None = None) -> Watermark:
     return found
 
 
-def read(fs: Any, root: str, stream: str) -> Watermark | None:
-    """The watermark of `stream` in the archive at `root` of an fsspec file system; None when there is none.
+def read(read_note: Callable[[str], bytes | None], stream: str, *, future: bool = True) -> Watermark | None:
+    """Read the watermark of `stream` with the `read_note` of a store; None without one.
 
-    Raises JetcaptureError when it cannot be read, or cannot be true.
+    Raises what `read_note` raises, and JetcaptureError for one that is damaged, of another stream, or, unless `future`,
+    in the future.
     """
-    try:
-        data: bytes = fs.cat_file(f"{root.rstrip('/')}/{path(stream)}")
-    except FileNotFoundError:
+    data = read_note(path(stream))
+    if data is None:
         return None
-    except Exception as error:  # each fsspec backend has errors of its own
-        raise JetcaptureError(f"cannot read the watermark of {stream}: {error}") from error
-    found = decode(data, stream)
-    if found.time > datetime.now(UTC) + READER_MARGIN:
+    mark = decode(data, stream)
+    if not future and mark.time > datetime.now(UTC) + READER_MARGIN:
         raise JetcaptureError(
-            f"the watermark of {stream} says that everything up to {time_text(found.time)} is stored, which is in the "
+            f"the watermark of {stream} says that everything up to {time_text(mark.time)} is stored, which is in the "
             "future: a server's clock was wrong, or this machine's is; a running capture corrects it"
         )
-    return found
+    return mark

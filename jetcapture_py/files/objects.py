@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -19,8 +19,7 @@ from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.footer import bounds, group_bounds
 from jetcapture_py.config.units import microseconds_of, parse_time
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.reader import File, ObjectStorage
-from jetcapture_py.text import one_line
+from jetcapture_py.store.archive import ArchiveFiles, File
 
 _ROWS = 64
 """Rows that are read at once: chunks have 128 KiB by default."""
@@ -54,7 +53,7 @@ class ObjectPart:
 class StoreObjects:
     """The objects of one stream in `storage`. Raises JetcaptureError where reading fails."""
 
-    def __init__(self, storage: ObjectStorage, stream: str) -> None:
+    def __init__(self, storage: ArchiveFiles, stream: str) -> None:
         self._storage, self._stream = storage, stream
         found = [file for file in storage.files(stream) if file.name is not None]
         self._files = [file for file in found if file.name is not None and file.name.parquet]
@@ -141,7 +140,7 @@ class StoreObjects:
     def _incarnations(self) -> Iterator[tuple[int, bool]]:
         """Yield when each incarnation of the stream was created (microseconds), and whether it may continue another."""
         for path in self._storage.notes(stream_config.directory(self._stream)):
-            data = self._storage.note(path) if stream_config.is_path(path) else None
+            data = self._storage.read_note(path) if stream_config.is_path(path) else None
             if data is not None:
                 found = stream_config.decode(data, self._stream, path)
                 yield microseconds_of(parse_time(found.created)), found.continues
@@ -172,13 +171,8 @@ class StoreObjects:
         before, after = seqs[(times >= anew) & (times < start)], seqs[times >= start]
         return int(before.max(initial=0)), int(after.min(initial=(1 << 63) - 1))
 
-    @contextmanager
-    def _opened(self, file: File) -> Iterator[pq.ParquetFile]:
-        try:
-            with self._storage.parquet(file, buffer_size=_BUFFER, page_checksum_verification=True) as parquet:
-                yield parquet
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise JetcaptureError(f"cannot read {file.path}: {one_line(error)}") from error
+    def _opened(self, file: File) -> AbstractContextManager[pq.ParquetFile]:
+        return self._storage.parquet(file, buffer=_BUFFER)
 
 
 def _name(file: File) -> layout.ObjectName:

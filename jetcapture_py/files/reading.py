@@ -19,7 +19,7 @@ from jetcapture_py.config.units import format_time, microseconds_of, moment_of, 
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.files.catalog import ArchivedFile, expected_digest, newest, parsed, prefix, subject
 from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.reader import ObjectStorage, retried
+from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.text import plural
 
 _MOST_LINKS = 10
@@ -117,7 +117,7 @@ class _Archive:
     """The archive of several object stores."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
-        self._storage = ObjectStorage(url, options or {})
+        self._storage = ArchiveFiles(url, options or {})
 
     def catalog(self, store: str, moment: int | datetime | None) -> _Catalog:
         """Read the metadata of a store's files."""

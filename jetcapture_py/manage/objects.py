@@ -19,7 +19,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.units import format_time
 from jetcapture_py.errors import VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import escaped, plural
 
 
@@ -50,7 +50,7 @@ def run(config: Config, selection: Selection, *, as_json: bool) -> int:
 
 def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
     """Return the selected objects of the stream, by key, time and sequence; the quarantine comes last."""
-    storage = ObjectStorage(config.store.url, config.store.options)
+    storage = ArchiveFiles(config.store.url, config.store.options)
     files = ((file.name, file) for file in storage.files(config.source.stream))
     found = [(name, file) for name, file in files if name is not None and selection.holds(name, config.block.interval)]
     if selection.keys:
@@ -60,7 +60,7 @@ def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]
     return sorted(found, key=lambda each: _order(each[0]))
 
 
-def _may_hold(storage: ObjectStorage, name: ObjectName, file: File, keys: Sequence[str]) -> bool:
+def _may_hold(storage: ArchiveFiles, name: ObjectName, file: File, keys: Sequence[str]) -> bool:
     """Whether a selected object may hold one of these keys: by its footer, if it is in a bundle and in Parquet."""
     if not (name.bundle and name.parquet):
         return True

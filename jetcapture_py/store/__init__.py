@@ -123,8 +123,7 @@ def users_errors() -> Iterator[None]:
 def read_watermark(store: NoteStore, stream: str) -> watermark.Watermark | None:
     """Read the archive's watermark of a stream, None without one. Raises JetcaptureError, whatever a store raises."""
     with users_errors():
-        data = store.read_note(watermark.path(stream))
-        return None if data is None else watermark.decode(data, stream)
+        return watermark.read(store.read_note, stream)
 
 
 def configured_store(config: StoreConfig) -> Store:

@@ -79,13 +79,13 @@ def open_remote(scheme: str, root: str, options: Mapping[str, Any]) -> FsspecSto
     import fsspec  # not needed for local stores
 
     try:
-        fsspec.get_filesystem_class(scheme)
+        known = fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
         extra = EXTRAS.get(scheme)
         hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
         raise ConfigError(f"store.url: {scheme}:// is not available here; {hint}") from error
     try:
-        return FsspecStore(scheme, root, options)
+        return FsspecStore(scheme, root, {**known._get_kwargs_from_urls(f"{scheme}://{root}"), **options})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"store.options: {scheme}:// does not accept them; {one_line(error)}") from error
 
@@ -121,12 +121,12 @@ class FsspecStore:
         path = f"{root_of(self.root, None)}/{PROBE}/{uuid.uuid4().hex}"
         self._write(path, b"jetcapture")
         with contextlib.suppress(Exception):
-            self.fs.rm_file(path, **self._within(self.fs))
+            self.fs.rm_file(path, **self.within(self.fs))
 
     def read_note(self, path: str) -> bytes | None:
         """Read a small file; return None if it does not exist."""
         try:
-            return bytes(self.attempt(lambda fs: fs.cat_file(f"{root_of(self.root, None)}/{path}", **self._within(fs))))
+            return bytes(self.attempt(lambda fs: fs.cat_file(f"{root_of(self.root, None)}/{path}", **self.within(fs))))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -137,8 +137,8 @@ class FsspecStore:
 
         def read(fs: Any) -> bytes:
             place = f"{root_of(self.root, None)}/{path}"
-            whole = int(fs.info(place, **self._within(fs))["size"])
-            return bytes(fs.cat_file(place, start=max(0, whole - size), end=whole, **self._within(fs)))
+            whole = int(fs.info(place, **self.within(fs))["size"])
+            return bytes(fs.cat_file(place, start=max(0, whole - size), end=whole, **self.within(fs)))
 
         try:
             found: bytes = self.attempt(read)
@@ -174,7 +174,7 @@ class FsspecStore:
         if self.scheme not in EXTRAS:
             return None
         try:
-            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self._within(fs)))
+            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self.within(fs)))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -228,13 +228,13 @@ class FsspecStore:
     def _found(self, path: str) -> bool:
         """Whether an object exists."""
         try:
-            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self._within(fs)))
+            found = self.attempt(lambda fs: fs.info(path, refresh=True, **self.within(fs)))
         except FileNotFoundError:
             return False
         return bool(found["type"] == "file")
 
     def _put_options(self, fs: Any, size: int, *, once: bool) -> dict[str, Any]:
-        options = self._within(fs, size)
+        options = self.within(fs, size)
         if once:
             options["mode"] = "create"
         if EXTRAS.get(self.scheme) == "s3":
@@ -291,8 +291,8 @@ class FsspecStore:
             fs.retries = 1  # beyond botocore's own
         return fs
 
-    def _within(self, fs: Any, size: int = 0) -> dict[str, Any]:
-        """Return the timeout argument for a request of `size` bytes."""
+    def within(self, fs: Any, size: int = 0) -> dict[str, Any]:
+        """Return the timeout argument for a request of `size` bytes to `fs`."""
         return {"timeout": self._patience + size / SLOWEST} if fs.async_impl else {}
 
 

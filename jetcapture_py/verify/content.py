@@ -23,7 +23,7 @@ from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.envelope import NO_HEADERS, assemble, stored_blocks
 from jetcapture_py.verify.copies import Seen
 from jetcapture_py.verify.examine import Incarnation
@@ -94,7 +94,7 @@ async def compare(
     session: ReadSession,
     stream: str,
     filters: tuple[str, ...],
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     life: Incarnation,
     found: ArchiveScan,
     bounds: tuple[int, int],
@@ -162,9 +162,7 @@ def _hashed(
     return {"subject": names, "headers": found, "payload": hashes(payloads)}
 
 
-def _compare_object(
-    storage: ObjectStorage, each: Seen, life: Incarnation, window: _Window, result: Differences
-) -> None:
+def _compare_object(storage: ArchiveFiles, each: Seen, life: Incarnation, window: _Window, result: Differences) -> None:
     """Compare an object's messages that lie in the window."""
     try:
         for table, whole in _tables(storage, each, life, window):
@@ -174,7 +172,7 @@ def _compare_object(
 
 
 def _tables(
-    storage: ObjectStorage, each: Seen, life: Incarnation, window: _Window
+    storage: ArchiveFiles, each: Seen, life: Incarnation, window: _Window
 ) -> Iterator[tuple[pa.Table, bool | None]]:
     """Yield the row groups that reach into the window, and whether all of the object is of the incarnation."""
     with storage.parquet(each.file) as file:

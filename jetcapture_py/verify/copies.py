@@ -20,7 +20,7 @@ from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
 from jetcapture_py.verify.in_order import in_order
 from jetcapture_py.verify.ranges import Sequences
@@ -69,7 +69,7 @@ class Finder:
 
     def __init__(
         self,
-        storage: ObjectStorage,
+        storage: ArchiveFiles,
         life: Incarnation | None,
         seen: Iterable[Seen],
         repeated: Sequences,

@@ -19,7 +19,7 @@ from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.store.reader import File, ObjectStorage, open_parquet
+from jetcapture_py.store.archive import ArchiveFiles, File, open_parquet
 from jetcapture_py.text import one_line
 from jetcapture_py.verify import rows
 from jetcapture_py.verify.incarnation import Incarnation as Incarnation
@@ -60,7 +60,7 @@ class Held:
 
 
 def examine(
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     file: File,
     name: ObjectName,
     life: Incarnation | None,
@@ -110,7 +110,7 @@ def examine(
 
 
 def _examine_rows(
-    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
+    storage: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
 ) -> Held:
     """Check an object without a footer by its rows, and return its contents."""
     seqs, times = _read_rows(storage, file, name, writer)
@@ -130,7 +130,7 @@ def _examine_rows(
     )
 
 
-def _read_rows(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
+def _read_rows(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
     """Read the messages of an object without a footer, and compare them with its name."""
     seqs, times = rows.identities(storage, file, name, writer)
     if len(seqs) != name.rows or not name.rows:
@@ -184,7 +184,7 @@ def check_identities(name: ObjectName, seqs: Any, times: Any, messages: int) -> 
 
 
 def positions(
-    storage: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None = None
+    storage: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None = None
 ) -> tuple[Any, Any]:
     """Return sequences and timestamps in microseconds of an object's messages of the current incarnation, in order.
 
@@ -220,7 +220,7 @@ def _present(own: Mapping[str, str], life: Incarnation | None, low: int | None, 
 class _Object:
     """An object whose footer has been read."""
 
-    def __init__(self, storage: ObjectStorage, file: File, name: ObjectName) -> None:
+    def __init__(self, storage: ArchiveFiles, file: File, name: ObjectName) -> None:
         self._storage, self._file, self._name = storage, file, name
         if file.size < len(footer.MAGIC) * 3:
             raise DamagedError(f"it has only {file.size} bytes")
@@ -398,5 +398,5 @@ class _Object:
     def _opened(self) -> pq.ParquetFile:
         options = {"metadata": self._metadata, "page_checksum_verification": True}
         if self._data is None:
-            return self._storage.parquet(self._file, **options)
+            return open_parquet(self._storage.open(self._file), **options)
         return open_parquet(pa.BufferReader(self._data), **options)

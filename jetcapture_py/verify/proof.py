@@ -21,7 +21,7 @@ from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError, SourceError
 from jetcapture_py.jetstream.admin import filters_of
 from jetcapture_py.jetstream.read_session import ReadSession
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences, compare
 from jetcapture_py.verify.filters import FilterHistory, Stretch
@@ -54,7 +54,7 @@ async def verify(
     archive cannot be listed; an unavailable stream is noted in the report.
     """
     writer = user_writer(config.block)
-    storage = ObjectStorage(config.store.url, config.store.options)
+    storage = ArchiveFiles(config.store.url, config.store.options)
     mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
     notes: list[str] = []
     name = f"jetcapture verify {config.source.stream}/{config.source.consumer}"
@@ -105,7 +105,7 @@ async def _compare(
     stream: str,
     known: ServerState,
     mark: watermark.Watermark | None,
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     scope: Scope,
     found: ArchiveScan,
     notes: list[str],
@@ -131,7 +131,7 @@ async def _compare(
 
 
 async def _survey(
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     stream: str,
     scope: Scope,
     writer: UserWriter | None,
@@ -157,11 +157,10 @@ async def _survey(
         raise
 
 
-def _watermark(storage: ObjectStorage, stream: str) -> tuple[watermark.Watermark | None, str]:
+def _watermark(storage: ArchiveFiles, stream: str) -> tuple[watermark.Watermark | None, str]:
     """Read the watermark; return it, and an error message if that fails."""
     try:
-        data = None if storage.divided else storage.note(watermark.path(stream))
-        return (None if data is None else watermark.decode(data, stream)), ""
+        return (None if storage.divided else watermark.read(storage.read_note, stream)), ""
     except JetcaptureError as error:
         return None, str(error)
 

@@ -18,7 +18,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import one_line
 
 _READ_AHEAD = 8 << 20
@@ -35,7 +35,7 @@ class DamagedError(Exception):
     """The object has changed since it was stored; the text says how."""
 
 
-def identities(storage: ObjectStorage, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
+def identities(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
     """Sequence and timestamp in microseconds of each row, as int64 arrays, in the object's order.
 
     `writer` reads objects of its own format. Raises DamagedError, VanishedError, StoreError.
@@ -61,7 +61,7 @@ def identities(storage: ObjectStorage, file: File, name: ObjectName, writer: Use
     return np.concatenate(seqs), np.concatenate(times)
 
 
-def _text(storage: ObjectStorage, file: File, suffix: str) -> list[pa.Table]:
+def _text(storage: ArchiveFiles, file: File, suffix: str) -> list[pa.Table]:
     for size in _BLOCKS:
         try:
             return list(_parsed(storage, file, suffix, size))
@@ -71,7 +71,7 @@ def _text(storage: ObjectStorage, file: File, suffix: str) -> list[pa.Table]:
     raise AssertionError("the last size has returned or raised")
 
 
-def _parsed(storage: ObjectStorage, file: File, suffix: str, size: int) -> Iterator[pa.Table]:
+def _parsed(storage: ArchiveFiles, file: File, suffix: str, size: int) -> Iterator[pa.Table]:
     _, kind, *end = suffix.split(".")
     stream: Any = pa.BufferedInputStream(storage.stream(file), _READ_AHEAD)
     if end:

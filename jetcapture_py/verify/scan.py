@@ -12,7 +12,7 @@ from jetcapture_py.archive.block_writer import UserWriter, make_writer
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.block import BlockConfig
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.copies import Copies, Finder, Seen
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.in_order import in_order
@@ -81,7 +81,7 @@ def user_writer(block: BlockConfig) -> UserWriter | None:
 
 
 def survey(
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     stream: str,
     life: Incarnation | None,
     bound: int,
@@ -117,7 +117,7 @@ def survey(
 
 
 def _look(
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     files: list[File],
     life: Incarnation | None,
     bound: int,
@@ -199,7 +199,7 @@ _Outcome = Held | str | None
 
 
 def _examined(
-    storage: ObjectStorage,
+    storage: ArchiveFiles,
     file: File,
     name: ObjectName,
     life: Incarnation | None,

@@ -1,35 +1,30 @@
-"""List, read, write and remove an archive's objects without Spark."""
+"""An archive's objects as a compaction reads and writes them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store import open_store
-from jetcapture_py.text import one_line
+from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs.compaction.plan import Source
-from spark_jobs.reading.place import Place
 
-_THREADS = 16
 _SMALL = 8 << 20
 """Maximum bytes of an object that is fetched from a remote store in one request."""
 _CACHE = 64 << 20
 """Maximum bytes of small objects in the cache."""
 
 T = TypeVar("T")
-Each = TypeVar("Each")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +49,39 @@ class Footer:
 
 
 class Files:
-    """One archive's objects, through fsspec. Methods raise JetcaptureErrors that name the object."""
+    """One archive's objects, as a compaction uses them. Methods raise JetcaptureErrors that name the object."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        place = self._place = Place.open(url, options)
-        self.shown = place.shown
-        self._store = open_store(url, options)
-        self._fs = place.fs
-        self._root = place.root
-        self._local = isinstance(place.fs, LocalFileSystem)
+        self._archive = ArchiveFiles(url, options)
+        self.shown = self._archive.shown
         self._schemas: dict[pa.Schema, pa.Schema] = {}
         self._cache: dict[str, bytes] = {}
         self._cached = 0
 
     def find(self, directories: Iterable[str]) -> list[Source]:
         """List the objects below these directories (relative to the archive's root)."""
-        found: dict[str, dict[str, Any]] = {}
-        for directory in directories:
-            found |= self._place.files(directory)
-        named = ((layout.parse_path(path), info) for path, info in found.items())
-        return [Source(name, int(info["size"])) for name, info in named if name is not None]
+        files = self._archive.below(*directories)
+        return [Source(file.name, file.size) for file in files if file.name is not None]
 
     def put(self, name: ObjectName, data: pa.Buffer) -> None:
         """Store an object atomically."""
-        self._store.put(name, data)
+        self._archive.store.put(name, data)
 
     def remove(self, path: str) -> str | None:
         """Remove an object if it exists; return an error message on failure."""
         try:
-            self._fs.rm_file(f"{self._root}/{path}")
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            return f"cannot remove {self.shown}/{path}: {one_line(error)}"
+            self._archive.remove(self._archive.at(path, 0))
+        except StoreError as error:
+            return str(error)
         return None
 
     def modified(self, path: str) -> float:
         """Return the modification time in seconds since the epoch; the current time if the store does not tell."""
-        try:
-            return float(self._fs.modified(f"{self._root}/{path}").timestamp())
-        except Exception:  # fsspec backends raise different errors, and some do not support it
-            return time.time()
+        return self._archive.at(path).modified or time.time()
 
-    def each(self, do: Callable[[Each], T], items: Sequence[Each]) -> list[T]:
+    def each(self, do: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
         """Apply `do` to every item, with threads for a remote store."""
-        if self._local:  # threads do not help
-            return [do(item) for item in items]
-        with ThreadPoolExecutor(_THREADS) as threads:
-            return list(threads.map(do, items))
+        return list(self._archive.each(do, items))
 
     def footer(self, source: Source) -> Footer:
         """Read an object's footer."""
@@ -139,22 +119,19 @@ class Files:
 
     @contextmanager
     def _open(self, source: Source) -> Iterator[pq.ParquetFile]:
-        path = source.name.path
-        with self._place.reading(path), self._file(f"{self._root}/{path}", source.size) as file:
-            yield file
-
-    def _file(self, path: str, size: int) -> pq.ParquetFile:
-        if self._local:
-            return pq.ParquetFile(path, page_checksum_verification=True)
-        if size > _SMALL:
-            return pq.ParquetFile(path, filesystem=self._fs, page_checksum_verification=True)
-        data = self._cache.get(path)
+        file = self._archive.at(source.name.path, source.size)
+        if self._archive.local or file.size > _SMALL:
+            with self._archive.parquet(file) as parquet:
+                yield parquet
+            return
+        data = self._cache.get(file.path)
         if data is None:
-            data = bytes(self._fs.cat_file(path))
+            data = self._archive.read(file)
             if self._cached + len(data) <= _CACHE:
-                self._cache[path] = data
+                self._cache[file.path] = data
                 self._cached += len(data)
-        return pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        with self._archive.parquet(file, data) as parquet:
+            yield parquet
 
 
 def _plain(field: pa.Field) -> pa.Field:

@@ -1,4 +1,4 @@
-"""Read objects with fsspec and Arrow in Spark's Python workers, for a Spark without a file system for the store.
+"""Read objects with Arrow in Spark's Python workers, for a Spark without a file system for the store.
 
 Slower than Spark's own reader, but fetches only the columns and row groups that are needed.
 """
@@ -6,7 +6,7 @@ Slower than Spark's own reader, but fetches only the columns and row groups that
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
@@ -20,16 +20,14 @@ from pyspark.sql import types as st
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.decode import conform
 from spark_jobs.reading.columns import Field
 from spark_jobs.reading.overlaps import Range
-from spark_jobs.reading.place import Place
 
 _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16
 """Minimum number of tasks, if there are as many objects: tasks mostly wait for the store."""
-_SMALL = 4 << 20
-"""Maximum bytes of an object that is fetched in one request."""
 _BATCH_BYTES = 8 << 20
 _MOST_ROWS = 1 << 16
 
@@ -38,11 +36,10 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowEngine:
-    """Reads the archive at `url` on the workers, with fsspec's `options`. Skips row groups entirely before `start` or
-    at or after `end`, and those without any of `keys`; the others may contain messages outside of these."""
+    """Reads the archive's `files` on the workers. Skips row groups entirely before `start` or at or after `end`, and
+    those without any of `keys`; the others may contain messages outside of these."""
 
-    url: str
-    options: Mapping[str, Any] = field(repr=False)
+    files: ArchiveFiles
     start: datetime | None
     end: datetime | None
     keys: Sequence[str | None] | None = None
@@ -91,34 +88,34 @@ def _read(
     batches: Batches,
 ) -> Batches:
     """Read the rows of the objects that `batches` name. Runs in a worker."""
-    place = Place.open(engine.url, engine.options)
     sources = {field.source for field in fields}
     for batch in batches:
         for row in batch.to_pylist():
-            path = row["path"]
             values = {name: row[name] for name in partitions if not (row["bundle"] and name == layout.KEY)}
-            with place.reading(path), place.fs.open(f"{place.root}/{path}", "rb", cache_type="none") as file:
-                wanted = sources if len(values) == len(partitions) else {*sources, layout.KEY}
-                for found in rows_of(file, engine, wanted, fold, row["ranges"]):
-                    yield _shaped(found, fields, fold, values, partitions)
+            wanted = sources if len(values) == len(partitions) else {*sources, layout.KEY}
+            with engine.files.parquet(engine.files.at(row["path"])) as parquet:
+                for rows in rows_of(parquet, engine, wanted, fold, row["ranges"]):
+                    yield _shaped(rows, fields, fold, values, partitions)
 
 
 def rows_of(
-    file: Any, engine: ArrowEngine, sources: Collection[str], fold: Callable[[str], str], ranges: Sequence[Range] | None
+    parquet: pq.ParquetFile,
+    engine: ArrowEngine,
+    sources: Collection[str],
+    fold: Callable[[str], str],
+    ranges: Sequence[Range] | None,
 ) -> Batches:
     """Read the columns whose folded names are in `sources`, from the row groups that may have matching rows."""
-    source = pa.BufferReader(file.read()) if file.size <= _SMALL else file
-    with pq.ParquetFile(source, pre_buffer=True) as parquet:
-        columns = [name for name in parquet.schema_arrow.names if fold(name) in sources]
-        if ranges is not None and layout.SEQ not in columns:
-            columns.append(layout.SEQ)
-        groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
-        chosen = [index for index, group in enumerate(groups) if _may_hold(group, engine, ranges)]
-        weight = sum(groups[index].total_byte_size for index in chosen)
-        rows = sum(groups[index].num_rows for index in chosen)
-        size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, weight)))
-        for batch in parquet.iter_batches(size, row_groups=chosen, columns=columns, use_threads=False):
-            yield batch if ranges is None else batch.filter(_within(batch.column(layout.SEQ), ranges))
+    columns = [name for name in parquet.schema_arrow.names if fold(name) in sources]
+    if ranges is not None and layout.SEQ not in columns:
+        columns.append(layout.SEQ)
+    groups = [parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups)]
+    chosen = [index for index, group in enumerate(groups) if _may_hold(group, engine, ranges)]
+    weight = sum(groups[index].total_byte_size for index in chosen)
+    rows = sum(groups[index].num_rows for index in chosen)
+    size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, weight)))
+    for batch in parquet.iter_batches(size, row_groups=chosen, columns=columns, use_threads=False):
+        yield batch if ranges is None else batch.filter(_within(batch.column(layout.SEQ), ranges))
 
 
 def _may_hold(group: Any, engine: ArrowEngine, ranges: Sequence[Range] | None) -> bool:

@@ -22,8 +22,8 @@ from jetcapture_py.config.buckets import COLUMNS, OPERATIONS, PUT, REASONS, is_n
 from jetcapture_py.config.units import microseconds_of, parse_nanoseconds, parse_time
 from jetcapture_py.config.units import quoted as shown
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs.reading.columns import quoted
-from spark_jobs.reading.place import Place
 
 NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
 """Columns of the archive that an entry's key, operation and lifetime follow from."""
@@ -68,7 +68,7 @@ def check_name(bucket: str) -> None:
 
 
 def incarnations(
-    place: Place, stream: str, max_age: str | float | timedelta | None, per_key: int | None
+    files: ArchiveFiles, stream: str, max_age: str | float | timedelta | None, per_key: int | None
 ) -> list[BucketIncarnation]:
     """Return the incarnations of the bucket that the capture has recorded, oldest first; at least one.
 
@@ -78,11 +78,10 @@ def incarnations(
     if per_key is not None and per_key < 1:
         raise JetcaptureError(f"max_msgs_per_subject={per_key}: expected at least 1")
     found = []
-    for path in place.files(stream_config.directory(stream)):
-        if not stream_config.is_path(path):
+    for file in files.below(stream_config.directory(stream)):
+        if not stream_config.is_path(file.path):
             continue
-        with place.reading(path):
-            known = stream_config.decode(bytes(place.fs.cat_file(f"{place.root}/{path}")), stream, path)
+        known = stream_config.decode(files.read(file), stream, file.path)
         limits = _limits(known.config, age, per_key, continues=known.continues)
         created = microseconds_of(parse_time(known.created))
         found.append(BucketIncarnation(created=created, limits=limits, continues=known.continues))

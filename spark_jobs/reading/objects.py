@@ -1,35 +1,29 @@
-"""List one stream's objects through fsspec and read their footers."""
+"""List one stream's objects and read their footers."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
 
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import MAGIC, bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.store.reader import open_parquet
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import one_line
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Field
 from spark_jobs.reading.footers import SchemaReader, bundles_in, read_footer
 from spark_jobs.reading.overlaps import Identities, Range
-from spark_jobs.reading.place import Place, modified
+from spark_jobs.reading.place import ArchiveLocation
 
-_THREADS = 32
 _QUARANTINE = (
     f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "
     f"{layout.NANOS} smallint, {layout.DELIVERED} int, {layout.HEADERS} map<string, array<string>>, "
@@ -37,25 +31,21 @@ _QUARANTINE = (
     "date string, hour string"
 )
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The objects found, and every directory with a visible file of any kind. `tops` are the listed directories.
-    `others` are objects in other formats than Parquet.
-
-    `sizes` (bytes) and `modified` (milliseconds since the epoch, 0 if the store does not tell) are keyed by path
-    relative to the archive's root. `repeated` are objects with the same file name as an object under another key.
-    """
+    """The objects of a stream or its quarantine."""
 
     objects: list[ObjectName]
     others: list[ObjectName]
-    sizes: Mapping[str, int]
-    modified: Mapping[str, int]
+    """Objects in other formats than Parquet."""
+    files: Mapping[ObjectName, File]
     directories: Collection[str]
+    """Every directory with a visible file of any kind."""
     tops: Collection[str]
+    """The directories that were listed."""
     repeated: Collection[ObjectName]
+    """Objects with the same file name as an object under another key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,36 +64,26 @@ class Archive:
     """Location of one stream's archive or quarantine, and its reader: Spark if `native`, else `engine`."""
 
     spark: SparkSession
-    place: Place
+    location: ArchiveLocation
     stream: str
     quarantine: bool
     engine: ArrowEngine
     native: bool
 
     @property
-    def fs(self) -> Any:
-        """The fsspec file system."""
-        return self.place.fs
-
-    @property
-    def root(self) -> str:
-        """The archive's root in the file system."""
-        return self.place.root
+    def files(self) -> ArchiveFiles:
+        """The archive's files."""
+        return self.location.files
 
     @property
     def url(self) -> str:
         """The archive's URL, without credentials."""
-        return self.place.shown
+        return self.files.shown
 
     @property
     def directory(self) -> str:
         """The objects' directory, relative to the archive's root."""
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
-
-    @property
-    def local(self) -> bool:
-        """Whether it is in a local directory."""
-        return isinstance(self.fs, LocalFileSystem)
 
     def listing(self, keys: Iterable[str | None] | None = None) -> Listing:
         """List the stream's objects, or only those of `keys` and those in bundles."""
@@ -111,24 +91,23 @@ class Archive:
         if keys is not None:
             if self.quarantine:
                 raise JetcaptureError("the quarantine is not divided by key")
-            directories = self.place.of_keys(self.directory, keys)
-        found = {path: info for directory in directories for path, info in self.place.files(directory).items()}
-        visible = [path for path in found if path[path.rfind("/") + 1] not in "._"]
-        names = [name for name in map(layout.parse_path, visible) if name is not None]
-        objects = [name for name in names if name.parquet]
+            directories = self.files.directories(self.directory, keys)
+        files = sorted(self.files.below(*directories), key=lambda file: file.path)
+        visible = [file for file in files if file.path[file.path.rfind("/") + 1] not in "._"]
+        named = {file.name: file for file in visible if file.name is not None}
+        objects = [name for name in named if name.parquet]
         return Listing(
             objects=objects,
-            others=[name for name in names if not name.parquet],
-            sizes={path: int(found[path]["size"]) for path in visible},
-            modified={path: int(1000 * (modified(found[path]) or 0)) for path in visible},
-            directories=dict.fromkeys(path.rpartition("/")[0] for path in visible),
+            others=[name for name in named if not name.parquet],
+            files=named,
+            directories=dict.fromkeys(file.path.rpartition("/")[0] for file in visible),
             tops=directories,
             repeated=_with_equal_names(objects),
         )
 
     def nothing(self) -> DataFrame:
         """Return an empty quarantine if the stream has an archive; raise JetcaptureError otherwise."""
-        entries = self.place.entries()
+        entries = self.files.names()
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
         if not self.quarantine and any(map(layout.parse_path, self.place.files(f"{layout.QUARANTINE}/{self.stream}"))):
@@ -138,7 +117,7 @@ class Archive:
             )
         if self.stream in entries:
             raise JetcaptureError(f"the archive of stream {self.stream} under {self.url} has no objects")
-        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{self.place.known_streams()}")
+        raise JetcaptureError(f"no archive of stream {self.stream} under {self.url}{self.files.known_streams()}")
 
     def fetched(
         self,
@@ -172,65 +151,29 @@ class Archive:
         """Read the objects' footers."""
 
         def footer(name: ObjectName) -> bytes:
-            path = f"{self.root}/{name.path}"
-            size = listing.sizes[name.path]
-            if self.local:
-                with _opened(path) as file:
-                    if os.fstat(file).st_size != size:
-                        raise self._rewritten(name)
-                    return read_footer(lambda start, end: os.pread(file, end - start, start), size)
-
-            def read(start: int, end: int) -> bytes:
-                return bytes(self.fs.cat_file(path, start=start, end=end))
-
+            file = listing.files[name]
             try:
-                return read_footer(read, size)
-            except pa.ArrowInvalid:
-                self.fs.invalidate_cache()
-                if int(self.fs.info(path)["size"]) == size:
-                    raise
-                raise self._rewritten(name) from None
+                return read_footer(partial(self.files.read, file), file.size)
+            except pa.ArrowInvalid as error:
+                if self.files.again(file).size == file.size:
+                    raise self._unreadable(name, error) from error
+                # a redelivery has rewritten it: with the old size, Spark would not find the footer
+                raise VanishedError(f"{self.url}/{name.path} was stored again: read it again") from None
 
-        return self._each(names, footer)
+        return self.files.each(footer, names)
 
-    def identities(self, names: Sequence[ObjectName]) -> list[Identities]:
+    def identities(self, names: Sequence[ObjectName], listing: Listing) -> list[Identities]:
         """Read each object's sequences and timestamps."""
-        fs = pa.fs.LocalFileSystem() if self.local else self.fs
 
         def read(name: ObjectName) -> Identities:
-            with open_parquet(f"{self.root}/{name.path}", filesystem=fs) as file:
-                table = file.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
+            with self.files.parquet(listing.files[name]) as parquet:
+                table = parquet.read([layout.SEQ, layout.TIMESTAMP], use_threads=False)
             return table[layout.SEQ].to_numpy(), table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
 
-        return list(self._each(names, read))
-
-    def _each(self, names: Sequence[ObjectName], read: Callable[[ObjectName], T]) -> Iterator[T]:
-        def one(name: ObjectName) -> T:
-            with self.place.reading(name.path):
-                return read(name)
-
-        if self.local:  # reading a footer is faster than handing it to a thread
-            yield from map(one, names)
-            return
-        with ThreadPoolExecutor(_THREADS) as threads:
-            yield from threads.map(one, names)
-
-    def _rewritten(self, name: ObjectName) -> VanishedError:
-        """Return the error for an object whose size differs from the listing: a redelivery has rewritten it. Spark must
-        not get the old size, because it would not find the footer."""
-        return VanishedError(f"{self.url}/{name.path} was stored again: read it again")
+        return list(self.files.each(read, names))
 
     def _unreadable(self, name: ObjectName, error: Exception) -> JetcaptureError:
         return JetcaptureError(f"cannot read {self.url}/{name.path}: {one_line(str(error))}")
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 def _with_equal_names(objects: Sequence[ObjectName]) -> list[ObjectName]:

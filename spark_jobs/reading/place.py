@@ -1,35 +1,28 @@
 """Translate a `store.url` and its options to Hadoop's URL, packages and settings.
 
-The settings go to each reader and writer (`Place.settings`) and never into the session's configuration, so secrets in
-them do not appear on command lines, in event logs or in Spark's UI.
+The settings go to each reader and writer (`ArchiveLocation.settings`) and never into the session's configuration, so
+secrets in them do not appear on command lines, in event logs or in Spark's UI.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import fsspec
-import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from jetcapture_py.archive import layout
-from jetcapture_py.errors import JetcaptureError, VanishedError
-from jetcapture_py.store.local_files import files_below
-from jetcapture_py.store.remote import EXTRAS, with_secrets
-from jetcapture_py.text import one_line
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store.remote import with_secrets
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
@@ -40,113 +33,27 @@ _EMULATOR = {
     "fs.azure.fns.account.service.type": "BLOB",
     "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
 }
-_MODIFIED = ("mtime", "LastModified", "last_modified", "updated", "created")
-"""Keys of an fsspec listing entry that may have the modification time, in order of preference."""
-SHARE = "every worker of Spark needs the archive at this path"
 _AWS_DEFAULT = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A directory or a prefix in a bucket: `root` in the fsspec file system `fs`, `spark_root` in Spark."""
+class ArchiveLocation:
+    """An archive for Spark: its files, and how Spark reads them."""
 
-    fs: Any = field(repr=False)
-    root: str
-    url: str = field(repr=False)
-    """The URL for other processes, such as Spark's workers: a local path is absolute. May contain secrets."""
-    shown: str
-    """The URL without secrets."""
+    files: ArchiveFiles
     spark_root: str
+    """The archive's root in Spark."""
     settings: Mapping[str, str] = field(repr=False)
     """Options for Spark's readers and writers. May contain secrets."""
 
     @classmethod
-    def open(cls, url: str, options: Mapping[str, Any]) -> Place:
+    def open(cls, url: str, options: Mapping[str, Any]) -> ArchiveLocation:
         """Open `url` with `store.options`. Raises JetcaptureError."""
-        scheme = url.partition("://")[0]
-        shown = re.sub(r"//[^/@]*:[^/@]*@", "//", url)
-        if "{key}" in url:
-            raise JetcaptureError(f"{shown} is a separate archive per key: replace {{key}} with one key")
-        try:
-            fs, path = fsspec.url_to_fs(url, **with_secrets(options))
-        except ImportError as error:
-            extra = EXTRAS.get(scheme)
-            hint = f"install it with: pip install 'jetcapture[{extra}]'" if extra else str(error)
-            raise JetcaptureError(f"{scheme}:// is not available here; {hint}") from error
-        except (TypeError, ValueError) as error:
-            raise JetcaptureError(f"cannot open {shown}: {one_line(str(error))}") from error
-        root = str(path).rstrip("/")
-        if isinstance(fs, LocalFileSystem):
-            shown = url = f"file://{root}"
-        spark_root, settings = in_spark(url, fs.storage_options)
-        return cls(fs=fs, root=root, url=url, shown=shown, spark_root=spark_root, settings=settings)
-
-    def files(self, directory: str) -> dict[str, dict[str, Any]]:
-        """List the files below `directory`, sorted by path, with the store's listing entries; none if it is missing.
-
-        Paths are relative to the root. Raises JetcaptureError, also if a subdirectory cannot be listed, which fsspec's
-        own walk of local directories ignores.
-        """
-        self.fs.invalidate_cache()  # the daemon and compaction keep writing
-        top = f"{self.root}/{directory}"
-        try:
-            local = isinstance(self.fs, LocalFileSystem)
-            found = dict(sorted(_local(top))) if local else self.fs.find(top, detail=True)
-        except FileNotFoundError:
-            return {}
-        except Exception as error:  # fsspec backends raise different errors
-            raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
-        cut = len(self.root) + 1
-        return {str(path)[cut:]: info for path, info in found.items()}
-
-    def of_keys(self, stream: str, keys: Iterable[str | None]) -> list[str]:
-        """Return the directories that may hold messages of `keys`: those of the keys, and all bundles."""
-        top = f"{self.root}/{stream}"
-        self.fs.invalidate_cache()
-        try:
-            entries = [str(path).rstrip("/").rpartition("/")[2] for path in self.fs.ls(top, detail=False)]
-        except FileNotFoundError:
-            entries = []
-        except Exception as error:  # fsspec backends raise different errors
-            raise JetcaptureError(f"cannot list {self.shown}: {one_line(error)}") from error
-        bundles = sorted(name for name in entries if name.startswith(f"{layout.BUNDLE}="))
-        own = (f"{layout.KEY}={layout.escape_key(key)}" for key in dict.fromkeys(keys))
-        return [f"{stream}/{name}" for name in (*own, *bundles)]
-
-    def no_watermark(self, stream: str) -> JetcaptureError:
-        """Return the error for `--complete-only` in an archive without a watermark for the stream."""
-        return JetcaptureError(
-            f"{self.shown} has no watermark for stream {stream}, which --complete-only needs: omit it"
-        )
-
-    @contextmanager
-    def reading(self, path: str) -> Iterator[None]:
-        """Turn errors of reading the object at `path` into VanishedError or JetcaptureError."""
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise self._gone(path) from error
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise JetcaptureError(f"cannot read {self.shown}/{path}: {one_line(error)}") from error
-
-    def _gone(self, path: str) -> VanishedError:
-        """Return the error for an object that was listed; a worker of Spark may have another disk than the driver."""
-        top = path.partition("/")[0]
-        if not self.fs.exists(f"{self.root}/{top}"):
-            return VanishedError(f"{self.shown}/{top} does not exist on {socket.gethostname()}: {SHARE}")
-        return VanishedError(f"{self.shown}/{path} is gone: compacted or removed meanwhile; read it again")
-
-    def entries(self) -> list[str]:
-        """List the names in the root; return none on failure, because they only supplement an error message."""
-        try:
-            return [str(path).rpartition("/")[2] for path in self.fs.ls(self.root, detail=False)]
-        except Exception:
-            return []
-
-    def known_streams(self) -> str:
-        """List the archived streams as a suffix for an error about an unknown stream."""
-        streams = ", ".join(sorted(entry for entry in self.entries() if not entry.startswith(("_", "."))))
-        return f"; there are: {streams}" if streams else ""
+        files = ArchiveFiles(url, with_secrets(options))
+        if files.divided:
+            raise JetcaptureError(f"{files.shown} is a separate archive per key: replace {{key}} with one key")
+        spark_root, settings = in_spark(files.url, files.storage_options)
+        return cls(files=files, spark_root=spark_root, settings=settings)
 
     def require(self, spark: SparkSession) -> None:
         """Raise JetcaptureError with a remedy if Spark has no file system for this place.
@@ -177,25 +84,9 @@ class Place:
         return self.spark_root.partition("://")[0]
 
 
-def modified(entry: Mapping[str, Any]) -> float | None:
-    """Return the modification time in a listing entry, in seconds since the epoch; None without one."""
-    for name in _MODIFIED:
-        value = entry.get(name)
-        if isinstance(value, str):
-            try:
-                value = datetime.fromisoformat(value)
-            except ValueError:  # not ISO 8601
-                continue
-        if isinstance(value, datetime):
-            return value.timestamp()
-        if isinstance(value, int | float):
-            return float(value)
-    return None
-
-
-def _local(directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the files below a local directory, with sizes in bytes and times in seconds since the epoch."""
-    return ((path, {"size": one.st_size, "mtime": one.st_mtime}) for path, one in files_below(directory))
+def no_watermark(files: ArchiveFiles, stream: str) -> JetcaptureError:
+    """Return the error for `--complete-only` in an archive without a watermark for the stream."""
+    return JetcaptureError(f"{files.shown} has no watermark for stream {stream}, which --complete-only needs: omit it")
 
 
 def _missing(scheme: str) -> str:

@@ -29,7 +29,6 @@ from urllib.parse import quote
 from zlib import crc32
 
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql import types as st
@@ -39,7 +38,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from spark_jobs.reading.objects import Listing
 from spark_jobs.reading.overlaps import Range
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import ArchiveLocation
 
 TRUSTED = timedelta(seconds=10)
 """Age of a plan from which a scan of a list counts its objects."""
@@ -59,10 +58,10 @@ _UNRESERVED = "_-!.~'()*,;:$&+=/@"
 
 @dataclass(frozen=True)
 class Scans:
-    """Scans of a plan's objects, `names`: those of `listing` in `directory` of `place` that the plan reads."""
+    """Scans of a plan's objects, `names`: those of `listing` in `directory` of `location` that the plan reads."""
 
     spark: SparkSession
-    place: Place
+    location: ArchiveLocation
     directory: str
     listing: Listing
     names: Sequence[ObjectName]
@@ -103,15 +102,16 @@ class Scans:
         planned = datetime.now(UTC)
         listed = self._list
         found = self._load_directories(self._status_reader, self.names) if listed is None else listed
-        if isinstance(self.place.fs, LocalFileSystem):
+        if self.location.files.local:
             found = found.coalesce(1 + len(self.names) // _COUNTED_BY_A_TASK)
         paths = [path[len(self.directory) + 1 :] for path in self._paths]
         total = sum(crc32(path.encode()) for path in paths)
         found = found.select(sf.crc32(sf.substring_index("path", "/", -1 - paths[0].count("/"))).alias("crc"))
         present = sf.count(sf.lit(1))
         unchanged = (present == len(paths)) & (sf.sum("crc") == total)
+        url = self.location.files.shown
         changed = sf.concat(
-            sf.lit(f"{self.place.shown} has changed: this was planned from {len(paths)} objects, of which it finds "),
+            sf.lit(f"{url} has changed: this was planned from {len(paths)} objects, of which it finds "),
             present.cast("string"),
             sf.lit("; the others were compacted or removed since: read it again"),
         )
@@ -129,7 +129,7 @@ class Scans:
     def _load_directories(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame:
         planned = pattern(name.digest for name in names)
         reader = reader.options(pathGlobFilter=planned, basePath=self._in_spark(self.directory))
-        with self.place.explained():
+        with self.location.explained():
             frame = reader.load(self._directories(names))
             if is_remote():
                 _ = frame.schema  # only now does Spark Connect look at it
@@ -150,10 +150,11 @@ class Scans:
         as_uri = cache(_as_uri)
         entries = {}
         for name, path in zip(self.names, self._paths, strict=True):
-            directory, _, file = path.rpartition("/")
+            directory, _, base = path.rpartition("/")
+            file = self.listing.files[name]
             entries[name] = (
-                f'{{"path":"{as_uri(self._in_spark(directory))}/{file}","size":{self.listing.sizes[path]},'
-                f'"isDir":false,"modificationTime":{self.listing.modified[path]},"blockReplication":1,'
+                f'{{"path":"{as_uri(self._in_spark(directory))}/{base}","size":{file.size},'
+                f'"isDir":false,"modificationTime":{int(1000 * (file.modified or 0))},"blockReplication":1,'
                 '"blockSize":134217728,"action":"add"}'
             )
         return entries
@@ -168,7 +169,7 @@ class Scans:
         return reader.format("binaryFile").schema(_STATUS)
 
     def _reader(self, **options: str) -> DataFrameReader:
-        return self.spark.read.options(**self.place.settings, **options).option("__globPaths__", "false")
+        return self.spark.read.options(**self.location.settings, **options).option("__globPaths__", "false")
 
     def _directories(self, names: Sequence[ObjectName]) -> list[str]:
         """Return the paths to list to find these objects, and no others of their files' names."""
@@ -180,7 +181,7 @@ class Scans:
         return [self._in_spark(path) for path in (*covered, *files)]
 
     def _in_spark(self, path: str) -> str:
-        return f"{self.place.spark_root}/{path}"
+        return f"{self.location.spark_root}/{path}"
 
 
 def _as_uri(url: str) -> str:

@@ -31,7 +31,7 @@ from jetcapture_py.jetstream.ack_subject import positions
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.verify.incarnation import Incarnation
 from jetcapture_py.verify.lost import StreamContents, contents
@@ -84,10 +84,10 @@ def read_tail(
     With `first`, everything from that sequence on is read. Raises JetcaptureError, also if the stream is none that can
     be given something back.
     """
-    return asyncio.run(_read_tail(login, stream, ObjectStorage(url, options), first))
+    return asyncio.run(_read_tail(login, stream, ArchiveFiles(url, options), first))
 
 
-async def _read_tail(login: NatsConfig, stream: str, storage: ObjectStorage, first: int | None) -> StreamTail:
+async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, first: int | None) -> StreamTail:
     async with ReadSession(login, "jetcapture replay", timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
         try:
             state, now = await session.state(stream), await contents(session, stream)
@@ -103,7 +103,7 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ObjectStorage, fir
 
 
 async def _first(
-    session: ReadSession, stream: str, storage: ObjectStorage, life: Incarnation, now: StreamContents
+    session: ReadSession, stream: str, storage: ArchiveFiles, life: Incarnation, now: StreamContents
 ) -> int:
     """Return the first sequence that may be lost."""
     found = await asyncio.to_thread(survey, storage, stream, life, _MOST_SEQ, deep=False, progress=_ignore)

@@ -16,6 +16,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
+from spark_jobs.reading.place import no_watermark
 from spark_jobs.reporting.coverage import IncarnationCoverage, coverage
 from spark_jobs.reporting.source import ReportSource, Stored
 
@@ -118,11 +119,11 @@ def collect(
         raise JetcaptureError(f"dedupe={dedupe!r}: expected auto, full or none")
     source = ReportSource.open(spark, url, stream, options)
     if choice.complete and source.mark is None:
-        raise source.place.no_watermark(stream)
+        raise no_watermark(source.files, stream)
     every = source.objects()
     if choice.keys is not None and any(stored.name.bundle for stored in every):
         raise JetcaptureError(
-            f"{source.place.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"
+            f"{source.files.shown} has bundles, whose objects hold many keys: a report cannot select keys; omit --key"
         )
     shared = _shared(every, dedupe)
     copies: dict[ObjectName, int] = {}
@@ -138,7 +139,7 @@ def collect(
     quarantine = [stored for stored in chosen if stored.name.quarantine]
     return Facts(
         stream=stream,
-        url=source.place.shown,
+        url=source.files.shown,
         generated=datetime.now(UTC),
         choice=choice,
         dedupe=dedupe,

@@ -13,9 +13,10 @@ from typer import BadParameter, Option
 from jetcapture_py.config.units import microseconds_of, parse_time, quoted
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import check_subject
+from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs import arguments
 from spark_jobs.arguments import LoginArguments, Parsed, StoreArguments
-from spark_jobs.reading.place import Place
+from spark_jobs.reading.place import ArchiveLocation
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")
@@ -125,7 +126,7 @@ class RestoreCommand(LoginArguments, StoreArguments):
     def __post_init__(self) -> None:
         """Find the stream, and reject options that cannot be combined."""
         if self.config is None and self.url and not self.stream:
-            self.stream = _only_stream(Place.open(self.url, dict(self.given)), self.target)
+            self.stream = _only_stream(ArchiveLocation.open(self.url, dict(self.given)).files, self.target)
         super().__post_init__()
         self.target = self.target or _name(self.stream)
         if self.last is not None and self.last < self.first:
@@ -141,11 +142,11 @@ def parse(words: Sequence[str] | None) -> RestoreCommand:
     return arguments.parse("restore", RestoreCommand, words)
 
 
-def _only_stream(place: Place, target: str) -> str:
+def _only_stream(files: ArchiveFiles, target: str) -> str:
     """Return the only stream of an archive, or the one with the new stream's name. Raises JetcaptureError."""
-    streams = sorted(name for name in place.entries() if not name.startswith(("_", ".")))
+    streams = sorted(name for name in files.names() if not name.startswith(("_", ".")))
     if target in streams:
         return target
     if len(streams) != 1:
-        raise JetcaptureError(f"{place.shown} has {len(streams)} streams: name one{place.known_streams()}")
+        raise JetcaptureError(f"{files.shown} has {len(streams)} streams: name one{files.known_streams()}")
     return streams[0]

@@ -11,27 +11,24 @@ from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.config.model import load_managed
 from jetcapture_py.config.stream import api_values
 from jetcapture_py.errors import ConfigError, JetcaptureError
-from spark_jobs.reading.place import Place
+from jetcapture_py.store.archive import ArchiveFiles
 
 LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size")
 _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 """Settings that connect a stream to others by its subjects."""
 
 
-def kept_config(place: Place, stream: str, created: str) -> StreamConfig | None:
+def kept_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig | None:
     """Return the archived configuration of the incarnation `created`, of the last one if that is ""; None without one.
 
     Raises JetcaptureError if it is damaged.
     """
     directory = stream_config.directory(stream)
     wanted = stream_config.path(stream, created)
-    paths = [path for path in sorted(place.files(directory)) if stream_config.is_path(path)]
-    found = [path for path in paths if path == wanted] if created else paths[-1:]
-    if not found:
-        return None
-    with place.reading(found[0]):
-        data: bytes = place.fs.cat_file(f"{place.root}/{found[0]}")
-    return stream_config.decode(data, stream, found[0])
+    notes = sorted(file.path for file in files.below(directory) if stream_config.is_path(file.path))
+    found = [path for path in notes if path == wanted] if created else notes[-1:]
+    data = files.read_note(found[0]) if found else None
+    return None if data is None else stream_config.decode(data, stream, found[0])
 
 
 def target_config(

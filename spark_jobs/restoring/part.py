@@ -6,23 +6,19 @@ Runs wherever the archive can be read. A range is read as a whole: the planner k
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import HEADERS_TYPE
 from jetcapture_py.config.units import format_time, moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.publish.frames import header_blocks
-from jetcapture_py.store.reader import open_parquet
-from jetcapture_py.text import one_line
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.envelope import stored_blocks
 from spark_jobs.restoring import backup
 
@@ -32,8 +28,6 @@ MOST_SHOWN = 5
 _SURVEYED = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
 _RESTORED = (*_SURVEYED, layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS, layout.STAGE)
 _TYPES = {layout.SUBJECT: pa.string(), layout.HEADERS: HEADERS_TYPE, layout.TIMESTAMP: pa.timestamp("us", "UTC")}
-_SMALL = 4 << 20
-"""Maximum bytes of an object that is fetched in one request."""
 _ROWS, _BYTES = 1 << 16, 64 << 20
 """Messages and bytes to encode at once."""
 
@@ -59,14 +53,13 @@ class PartSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Where the archive is, for fsspec, and what is restored of it: subjects get `prefix`, which ends in a dot.
+    """The archive, and what is restored of it: subjects get `prefix`, which ends in a dot.
 
     Where a sequence has two messages because the server rewound the stream, only those up to the time `until`, in
     nanoseconds, are read.
     """
 
-    url: str
-    options: Mapping[str, Any] = field(repr=False)
+    files: ArchiveFiles
     prefix: str = ""
     until: int | None = None
 
@@ -163,16 +156,9 @@ _NOTHING = PartSurvey(
 
 def _read(reading: Reading, spec: PartSpec, columns: Sequence[str]) -> _Rows:
     """Read the rows of a range. Raises JetcaptureError, also if a sequence belongs to two messages."""
-    fs, root = fsspec.url_to_fs(reading.url, **reading.options)
     tables, quarantined = [], []
     for piece in spec.pieces:
-        path = f"{str(root).rstrip('/')}/{piece.path}"
-        try:
-            found = [_within(table, spec, piece) for table in _fetch(fs, path, piece, columns)]
-        except FileNotFoundError as error:
-            raise JetcaptureError(f"{path} is gone: it was compacted or removed since; restore again") from error
-        except (OSError, pa.ArrowException) as error:
-            raise JetcaptureError(f"cannot read {path}: {one_line(error)}") from error
+        found = [_within(table, spec, piece) for table in _fetch(reading.files, piece, columns)]
         tables += found
         quarantined += [np.full(table.num_rows, piece.quarantine) for table in found]
     others = np.concatenate(quarantined) if quarantined else np.zeros(0, bool)
@@ -208,9 +194,9 @@ def _once(table: pa.Table, others: Any, until: int | None) -> _Rows:
     return _Rows(table.take(pa.array(kept)), seqs[~again], times[~again] * 1000 + nanos, others[kept], int(again.sum()))
 
 
-def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _fetch(files: ArchiveFiles, piece: Piece, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Read an object's row groups with these columns, those that it has, and always nanoseconds."""
-    with _opened(fs, path) as source, open_parquet(source) as parquet:
+    with files.parquet(files.at(piece.path)) as parquet:
         present = [name for name in columns if name in parquet.schema_arrow.names]
         for group in piece.groups:
             table = parquet.read_row_group(group, columns=present, use_threads=False).replace_schema_metadata(None)
@@ -220,16 +206,6 @@ def _fetch(fs: Any, path: str, piece: Piece, columns: Sequence[str]) -> Iterator
             if layout.NANOS not in present:
                 table = table.append_column(layout.NANOS, pa.nulls(table.num_rows, pa.int16()))
             yield table
-
-
-@contextmanager
-def _opened(fs: Any, path: str) -> Iterator[Any]:
-    if isinstance(fs, LocalFileSystem):
-        with pa.OSFile(path) as file:  # reads without Python
-            yield file
-    else:
-        with fs.open(path, "rb", cache_type="none") as file:
-            yield pa.BufferReader(file.read()) if file.size <= _SMALL else file
 
 
 def _within(table: pa.Table, spec: PartSpec, piece: Piece) -> pa.Table:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fsspec.implementations.local import LocalFileSystem
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.reader import open_parquet, retried
+from jetcapture_py.store.archive import ArchiveFiles, File, retried
 from jetcapture_py.text import plural
-from spark_jobs.reading.place import Place
 from spark_jobs.restoring.incarnations import Bounds, choose, divide, moment, span, unite
 from spark_jobs.restoring.part import PartSpec, Piece
 
@@ -83,10 +80,10 @@ class RestorePlan:
         return self.weight * messages // max(1, self.rows)
 
 
-def plan_restore(place: Place, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
+def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | None, created: str | None) -> RestorePlan:
     """Plan the restore of sequences `first` to `last`. `created` chooses one of several incarnations of the stream by
     the beginning of its creation time; default: the last one. Raises JetcaptureError."""
-    footers = retried(lambda: _footers(place, _objects(place, stream, first, last)))
+    footers = retried(lambda: _footers(files, _objects(files, stream, first, last)))
     incarnations = sorted({each for footer in footers for each in footer.created}, key=moment)
     chosen = choose(incarnations, created, stream)
     united, begins = unite((footer.bounds for footer in footers), chosen)
@@ -120,35 +117,27 @@ def plan_restore(place: Place, stream: str, *, first: int, last: int | None, cre
     )
 
 
-def _objects(place: Place, stream: str, first: int, last: int | None) -> list[ObjectName]:
-    paths = [*place.files(stream), *place.files(f"{layout.QUARANTINE}/{stream}")]
-    names = [name for name in map(layout.parse_path, paths) if name is not None]
-    if not names:
-        raise JetcaptureError(f"no archive of stream {stream} under {place.shown}{place.known_streams()}")
-    names = [name for name in names if name.last_seq >= first and (last is None or name.first_seq <= last)]
-    if others := [name for name in names if not name.parquet]:
+def _objects(files: ArchiveFiles, stream: str, first: int, last: int | None) -> list[tuple[ObjectName, File]]:
+    objects = [(file.name, file) for file in files.files(stream) if file.name is not None]
+    if not objects:
+        raise JetcaptureError(f"no archive of stream {stream} under {files.shown}{files.known_streams()}")
+    chosen = [pair for pair in objects if pair[0].last_seq >= first and (last is None or pair[0].first_seq <= last)]
+    if others := [name for name, _ in chosen if not name.parquet]:
         kinds = ", ".join(sorted({name.suffix.removeprefix(".") for name in others}))
         raise JetcaptureError(
-            f"{place.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
+            f"{files.shown} has {plural(len(others), 'object')} of stream {stream} in {kinds}: "
             "only messages that are stored in Parquet can be restored"
         )
-    return names
+    return sorted(chosen, key=lambda pair: pair[1].path)
 
 
-def _footers(place: Place, names: Sequence[ObjectName]) -> list[_Footer]:
-    if isinstance(place.fs, LocalFileSystem):
-        return [_footer(place, name) for name in names]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return list(threads.map(lambda name: _footer(place, name), names))
+def _footers(files: ArchiveFiles, objects: Sequence[tuple[ObjectName, File]]) -> list[_Footer]:
+    return list(files.each(lambda pair: _footer(files, *pair), objects))
 
 
-def _footer(place: Place, name: ObjectName) -> _Footer:
+def _footer(files: ArchiveFiles, name: ObjectName, file: File) -> _Footer:
     times = None
-    with (
-        place.reading(name.path),
-        place.fs.open(f"{place.root}/{name.path}", "rb") as file,
-        open_parquet(file) as parquet,
-    ):
+    with files.parquet(file) as parquet:
         metadata = parquet.metadata
         created = tuple(filter(None, entries(metadata.metadata).get("stream_created", "").split(",")))
         if len(created) > 1:

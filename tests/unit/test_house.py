@@ -70,10 +70,9 @@ def test_the_pipeline_is_one_short_file_without_libraries() -> None:
 
 
 def test_parquet_is_opened_in_one_place() -> None:
-    """`open_parquet` says why; Spark's Python workers need not use it, because they exit without the interpreter."""
+    """`open_parquet` says why."""
     opening = {str(path.relative_to(ROOT)) for path in files() if "pq.ParquetFile(" in path.read_text()}
-    workers = ("compaction/files.py", "reading/arrow_engine.py", "reporting/source.py")
-    assert opening == {"jetcapture_py/store/reader.py", *(f"spark_jobs/{path}" for path in workers)}
+    assert opening == {"jetcapture_py/store/archive.py"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

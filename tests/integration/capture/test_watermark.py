@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from jetcapture_py.archive import layout, watermark
@@ -17,6 +16,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.capture import side_tasks
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     CONSUMER,
@@ -35,7 +35,7 @@ Start = Callable[..., NatsServer]
 
 
 def written(root: Path) -> Watermark | None:
-    return watermark.read(fsspec.filesystem("file"), str(root), STREAM)
+    return ArchiveFiles(str(root), {}).watermark(STREAM)
 
 
 def test_a_capture_that_has_caught_up_leaves_it_at_the_streams_end(nats_server: Start, tmp_path: Path) -> None:

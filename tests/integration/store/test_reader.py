@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from jetcapture_py.archive import watermark
-from jetcapture_py.errors import StoreError, VanishedError
+from jetcapture_py.errors import VanishedError
 from jetcapture_py.store import NoteStore
-from jetcapture_py.store.reader import ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from tests.integration.store.conftest import Place
 from tests.support.archives import encoded
@@ -20,7 +22,7 @@ BLOCKS = (
 )
 
 
-def surveyed(shelf: ObjectStorage, *, deep: bool) -> ArchiveScan:
+def surveyed(shelf: ArchiveFiles, *, deep: bool) -> ArchiveScan:
     return survey(shelf, "ORDERS", None, 100, deep=deep, progress=lambda *_: None)
 
 
@@ -29,7 +31,7 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
     store = place.open(suffix)
     for block in BLOCKS:
         store.put(block.name, block.data)
-    shelf = ObjectStorage(place.url + suffix, place.options)
+    shelf = ArchiveFiles(place.url + suffix, place.options)
     files = {file.name: file for file in shelf.files("ORDERS")}
     assert files.keys() == {block.name for block in BLOCKS}
     for block in BLOCKS:
@@ -38,7 +40,9 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
         assert shelf.read(file) == data
         assert shelf.read(file, 10, 20) == data[10:20]
         assert shelf.again(file) == file
-        assert shelf.parquet(file).metadata.num_rows == block.name.rows
+        with shelf.parquet(file) as parquet:
+            assert parquet.metadata.num_rows == block.name.rows
+        assert pickle.loads(pickle.dumps(shelf)).at(file.path).size == file.size
         assert shelf.stream(file).read() == data
     for deep in (False, True):
         found = surveyed(shelf, deep=deep)
@@ -49,34 +53,34 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
 def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:
     other = encoded([(1, 5)], stream="ORDERS2")
     place.open().put(other.name, other.data)
-    assert list(ObjectStorage(place.url, place.options).files("ORDERS")) == []
+    assert list(ArchiveFiles(place.url, place.options).files("ORDERS")) == []
 
 
 def test_what_is_gone_is_said_to_be(place: Place) -> None:
     store = place.open()
     for block in BLOCKS[:2]:
         store.put(block.name, block.data)
-    shelf = ObjectStorage(place.url, place.options)
+    shelf = ArchiveFiles(place.url, place.options)
     file = next(iter(shelf.files("ORDERS")))
     absent = type(file)(path="x", place=f"{file.place}x", size=file.size, name=file.name)
     with pytest.raises(VanishedError):
         shelf.read(absent)
     with pytest.raises(VanishedError):
         shelf.again(absent)
-    with pytest.raises((StoreError, OSError)):
-        shelf.parquet(absent)
+    with pytest.raises(VanishedError, match="is gone"), shelf.parquet(absent):
+        pass
     with pytest.raises(VanishedError):
         shelf.stream(absent)
 
 
 def test_a_note_is_read_or_is_not_there(place: Place) -> None:
-    store, shelf = place.open(), ObjectStorage(place.url, place.options)
+    store, shelf = place.open(), ArchiveFiles(place.url, place.options)
     assert isinstance(store, NoteStore)
-    assert shelf.note(watermark.path("ORDERS")) is None
+    assert shelf.read_note(watermark.path("ORDERS")) is None
     store.write_note(watermark.path("ORDERS"), b"{}")
-    assert shelf.note(watermark.path("ORDERS")) == b"{}"
+    assert shelf.read_note(watermark.path("ORDERS")) == b"{}"
 
 
 def test_an_archive_that_is_not_there_yet_is_empty(place: Place) -> None:
     for suffix in ("/none", "/none/{key}"):
-        assert list(ObjectStorage(place.url + suffix, place.options).files("ORDERS")) == []
+        assert list(ArchiveFiles(place.url + suffix, place.options).files("ORDERS")) == []

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from jetcapture_py.archive import watermark
@@ -14,6 +13,7 @@ from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
 from jetcapture_py.capture.progress import Observer, move
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
+from jetcapture_py.store.archive import ArchiveFiles
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -242,11 +242,11 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / watermark.path("S")
     file.parent.mkdir()
     file.write_bytes(written.encode())
-    assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "S") == written
-    assert watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER") is None
+    assert ArchiveFiles(str(tmp_path), {}).watermark("S") == written
+    assert ArchiveFiles(str(tmp_path), {}).watermark("OTHER") is None
     file.rename(file.with_name("OTHER.json"))  # as a copy by hand may be named
     with pytest.raises(JetcaptureError, match="the watermark belongs to stream S, not OTHER"):
-        watermark.read(fsspec.filesystem("file"), str(tmp_path), "OTHER")
+        ArchiveFiles(str(tmp_path), {}).watermark("OTHER")
 
 
 def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_bytes(mark(7, datetime.now(UTC) + timedelta(days=1)).encode())
     with pytest.raises(JetcaptureError, match="which is in the future"):
-        watermark.read(fsspec.filesystem("file"), str(tmp_path), "S")
+        ArchiveFiles(str(tmp_path), {}).watermark("S")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.archives import put
 from tests.unit.archive.test_writer import ENCODER, batch, plain
 
@@ -19,19 +19,21 @@ from tests.unit.archive.test_writer import ENCODER, batch, plain
 def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, readers = ObjectStorage.read, set[threading.Thread]()
+    read, readers = ArchiveFiles.read, set[threading.Thread]()
 
-    def recorded(storage: ObjectStorage, file: File, start: int = 0, end: int | None = None) -> bytes:
+    def recorded(storage: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:
         readers.add(threading.current_thread())
         return read(storage, file, start, end)
 
-    monkeypatch.setattr(ObjectStorage, "read", recorded)
+    monkeypatch.setattr(ArchiveFiles, "read", recorded)
+    monkeypatch.setattr(ArchiveFiles, "local", False)  # Arrow reads local files without Python
+    monkeypatch.setattr(archive, "_SMALL", 0)
     for first, last in ((1, 900), (600, 1500), (1501, 1600)):
         identities = plain(last - first + 1, start=first)
         rows = batch(identities, key=pa.array([f"k{seq * 7 % 5}" for seq, _ in identities]))
         encoder = replace(ENCODER, bundles=1)
         put(tmp_path, encoder.encode(BlockId(key=None, bundle="0", bucket=1_700_000_100), "age", [rows]))
-    objects = StoreObjects(ObjectStorage(str(tmp_path), {}), ENCODER.stream)
+    objects = StoreObjects(ArchiveFiles(str(tmp_path), {}), ENCODER.stream)
     found = [int(payload.split(b"/")[0]) for payload in objects.payloads("s.0", 1550, 10_000)]
     assert found == list(range(3, 1550, 3))
     assert len(list(objects.payloads("s.1", 1550, 20))) >= 20

@@ -12,7 +12,7 @@ from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import copies, ranges
 from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.scan import ArchiveScan, survey
@@ -25,7 +25,7 @@ BUCKETS = (1_700_000_100, 1_700_001_000)
 
 
 def surveyed(root: Path, life: Incarnation | None = LIFE) -> ArchiveScan:
-    return survey(ObjectStorage(str(root), {}), "ORDERS", life, 1 << 40, deep=False, progress=lambda *_: None)
+    return survey(ArchiveFiles(str(root), {}), "ORDERS", life, 1 << 40, deep=False, progress=lambda *_: None)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -82,7 +82,7 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
     real = copies.positions
 
     def positions(
-        shelf: ObjectStorage, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
+        shelf: ArchiveFiles, file: File, name: ObjectName, life: Incarnation | None, writer: UserWriter | None
     ) -> object:
         if name == names[1]:
             raise error

@@ -21,7 +21,7 @@ from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.schema import REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.store.reader import File, ObjectStorage
+from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import examine as verify_object
 from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
 from jetcapture_py.verify.scan import ArchiveScan, survey
@@ -46,11 +46,11 @@ def file_of(root: Path, block: EncodedBlock, name: layout.ObjectName | None = No
 def look(
     root: Path, block: EncodedBlock, *, life: Incarnation | None = LIFE, deep: bool = False, name: Any = None
 ) -> Held:
-    return examine(ObjectStorage(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
+    return examine(ArchiveFiles(str(root), {}), file_of(root, block), name or block.name, life, deep=deep)
 
 
 def surveyed(root: Path, bound: int, *, deep: bool) -> ArchiveScan:
-    return survey(ObjectStorage(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
+    return survey(ArchiveFiles(str(root), {}), "ORDERS", LIFE, bound, deep=deep, progress=lambda *_: None)
 
 
 def with_data(block: EncodedBlock, data: bytes) -> EncodedBlock:
@@ -83,14 +83,14 @@ def test_an_object_without_gaps_is_a_range_and_another_is_its_sequences(tmp_path
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bytes each request was answered with."""
     sizes: list[int] = []
-    real = ObjectStorage.read
+    real = ArchiveFiles.read
 
-    def counted(shelf: ObjectStorage, file: File, start: int = 0, end: int | None = None) -> bytes:
+    def counted(shelf: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:
         data = real(shelf, file, start, end)
         sizes.append(len(data))
         return data
 
-    monkeypatch.setattr(ObjectStorage, "read", counted)
+    monkeypatch.setattr(ArchiveFiles, "read", counted)
     return sizes
 
 
@@ -345,7 +345,7 @@ def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch
     def refused(*_: Any, **__: Any) -> bytes:
         raise StoreError("cannot read it: access denied")
 
-    monkeypatch.setattr(ObjectStorage, "read", refused)
+    monkeypatch.setattr(ArchiveFiles, "read", refused)
     found = surveyed(tmp_path, 100, deep=False)
     assert [problem.reason for problem in found.damaged] == ["cannot read it: access denied"]
     assert len(found.sequences) == 0
@@ -357,13 +357,13 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
     path = put(tmp_path, encoded(MESSAGES))
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    real = ObjectStorage.again
+    real = ArchiveFiles.again
 
-    def stored_again(shelf: ObjectStorage, file: File) -> File:
+    def stored_again(shelf: ArchiveFiles, file: File) -> File:
         path.write_bytes(whole)
         return real(shelf, file)
 
-    monkeypatch.setattr(ObjectStorage, "again", stored_again)
+    monkeypatch.setattr(ArchiveFiles, "again", stored_again)
     found = surveyed(tmp_path, 100, deep=True)
     assert (found.damaged, found.messages) == ([], 5)
 
@@ -371,7 +371,7 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
 def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
 
-    def always_another(shelf: ObjectStorage, stream: str) -> Any:
+    def always_another(shelf: ArchiveFiles, stream: str) -> Any:
         nonlocal count
         count += 1
         yield file_of(tmp_path, encoded([(count, NOW)]))
@@ -379,8 +379,8 @@ def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monk
     def gone(*_: Any, **__: Any) -> bytes:
         raise VanishedError("it is gone")
 
-    monkeypatch.setattr(ObjectStorage, "files", always_another)
-    monkeypatch.setattr(ObjectStorage, "read", gone)
+    monkeypatch.setattr(ArchiveFiles, "files", always_another)
+    monkeypatch.setattr(ArchiveFiles, "read", gone)
     assert surveyed(tmp_path, 100, deep=False).restless
 
 
@@ -433,7 +433,7 @@ def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Pa
         put(tmp_path, encoded(((seq, NOW + seq) for seq in range(start, start + 20)), quarantine=True))
         reference |= {*seqs, *range(start, start + 20)}
         copies += len(seqs) + 20
-    names = list(ObjectStorage(str(tmp_path), {}).files("ORDERS"))
+    names = list(ArchiveFiles(str(tmp_path), {}).files("ORDERS"))
     found = surveyed(tmp_path, 1000, deep=False)
     assert found.objects == len(names)
     assert (len(found.sequences), found.damaged) == (len(reference), [])

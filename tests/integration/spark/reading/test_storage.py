@@ -8,8 +8,9 @@ import pyspark
 import pytest
 
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs.archive import read_archive
-from spark_jobs.reading.place import Place, in_spark, spark_settings
+from spark_jobs.reading.place import ArchiveLocation, in_spark, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,10 +164,11 @@ def test_files_are_listed_with_size_and_time_below_a_directory_alone(tmp_path: P
     for path in ("S/key=a/date=x/1.parquet", "S/2.parquet", "T/3.parquet"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"12345"[: int(path[-9])])
-    files = Place.open(str(tmp_path), {}).files("S")
-    assert {path: info["size"] for path, info in files.items()} == {"S/key=a/date=x/1.parquet": 1, "S/2.parquet": 2}
-    assert files["S/2.parquet"]["mtime"] == (tmp_path / "S/2.parquet").stat().st_mtime
-    assert Place.open(str(tmp_path), {}).files("none") == {}
+    archive = ArchiveFiles(str(tmp_path), {})
+    files = {file.path: file for file in archive.below("S")}
+    assert {path: file.size for path, file in files.items()} == {"S/key=a/date=x/1.parquet": 1, "S/2.parquet": 2}
+    assert files["S/2.parquet"].modified == (tmp_path / "S/2.parquet").stat().st_mtime
+    assert list(archive.below("none")) == []
 
 
 def test_a_directory_that_cannot_be_listed_is_an_error_and_not_empty(
@@ -179,15 +181,15 @@ def test_a_directory_that_cannot_be_listed_is_an_error_and_not_empty(
     Path("1.parquet").touch()
     os.chdir(tmp_path)
     with pytest.raises(JetcaptureError, match=r"^cannot list .*File name too long"):
-        Place.open(str(tmp_path), {}).files("S")
+        list(ArchiveFiles(str(tmp_path), {}).below("S"))
 
 
 def test_a_url_for_every_key_is_no_archive() -> None:
     with pytest.raises(JetcaptureError, match="a separate archive per key"):
-        Place.open("s3://bucket-{key}/nats", {})
+        ArchiveLocation.open("s3://bucket-{key}/nats", {})
 
 
 def test_a_place_does_not_show_its_secrets() -> None:
-    place = Place.open("s3://bucket/nats", {**KEYS, "client_kwargs": {"region_name": "here"}})
+    place = ArchiveLocation.open("s3://bucket/nats", {**KEYS, "client_kwargs": {"region_name": "here"}})
     assert place.settings["fs.s3a.secret.key"] == "hidden"
     assert "hidden" not in repr(place)

@@ -13,7 +13,8 @@ from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.reading.place import Place
+from jetcapture_py.store.archive import ArchiveFiles
+from spark_jobs.reading.place import ArchiveLocation
 from spark_jobs.restoring import plan
 from spark_jobs.restoring.checks import RestoreSurvey, holes
 from spark_jobs.restoring.part import Reading, make_part, survey_part
@@ -50,12 +51,12 @@ def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, 
 
 
 def planned(archive: Archive, first: int = 1, last: int | None = None, created: str | None = None) -> RestorePlan:
-    return plan_restore(Place.open(archive.url, {}), "ORDERS", first=first, last=last, created=created)
+    return plan_restore(ArchiveLocation.open(archive.url, {}).files, "ORDERS", first=first, last=last, created=created)
 
 
 def restored(archive: Archive, found: RestorePlan, prefix: str = "") -> list[Entry]:
     """The messages of all ranges, as they are sent."""
-    reading = Reading(url=archive.url, options={}, prefix=prefix)
+    reading = Reading(files=ArchiveFiles(archive.url, {}), prefix=prefix)
     made = [make_part(reading, spec) for spec in found.parts]
     messages = [list(entries(inflated(b"".join(chunks)))) for _, chunks in made]
     assert [count for count, _ in made] == [len(each) for each in messages]
@@ -169,7 +170,7 @@ def test_a_survey_counts_gaps_copies_and_the_quarantine_and_finds_a_time(archive
     write(archive, [7, 8, 9], "b")
     archive.write([10], quarantine=True, columns={layout.STAGE: ["decode"], layout.RAW_HEADERS: pa.nulls(1)})
     (spec,) = planned(archive).parts
-    reading = Reading(url=archive.url, options={})
+    reading = Reading(files=ArchiveFiles(archive.url, {}))
     found = survey_part(reading, spec, (START + 9) * 1000 + nanos(9), by_subject=True)
     assert (found.messages, found.first, found.last, found.copies, found.quarantined) == (7, 3, 20, 2, 1)
     assert (found.gaps, found.shown) == (2, ((5, 6), (11, 19)))
@@ -241,7 +242,7 @@ def test_what_only_an_earlier_stream_has_of_the_beginning_is_a_hole(archive: Arc
     write(archive, [6, 7, 8], "b", created=LATER)
     found = planned(archive)
     assert (found.continued, found.others, found.begins) == ((), (CREATED,), 1)
-    reading = Reading(url=archive.url, options={})
+    reading = Reading(files=ArchiveFiles(archive.url, {}))
     counted = RestoreSurvey.of(
         (survey_part(reading, spec, None, by_subject=False) for spec in found.parts), found.begins, 0
     )
@@ -259,12 +260,12 @@ def test_a_sequence_with_two_messages_is_an_error(archive: Archive) -> None:
 
 
 def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
-    place = Place.open(archive.url, {})
+    files = ArchiveLocation.open(archive.url, {}).files
     write(archive, [1, 2])
     with pytest.raises(JetcaptureError, match="no messages in this range"):
         planned(archive, 3)
     with pytest.raises(JetcaptureError, match=r"no archive of stream OTHER under .*; there are: ORDERS"):
-        plan_restore(place, "OTHER", first=1, last=None, created=None)
+        plan_restore(files, "OTHER", first=1, last=None, created=None)
     name = archive.write([3])
     path = archive.root / name.path
     pq.write_table(pq.ParquetFile(path).read().drop_columns([layout.PAYLOAD]), path)
