@@ -20,9 +20,10 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.remote import with_secrets
+from jetcapture_py.text import without_credentials
 
 _SCHEMES = {"s3": "s3a", "az": "abfss", "abfs": "abfss", "gcs": "gs"}
 _MODULES = {"s3a": "hadoop-aws", "abfss": "hadoop-azure", "gs": "hadoop-gcp"}
@@ -49,7 +50,11 @@ class ArchiveLocation:
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> ArchiveLocation:
         """Open `url` with `store.options`. Raises JetcaptureError."""
-        files = ArchiveFiles(url, with_secrets(options))
+        try:
+            files = ArchiveFiles(url, with_secrets(options))
+        except ConfigError as error:
+            reason = str(error).removeprefix("store.url: ")
+            raise JetcaptureError(f"cannot open {without_credentials(url)}: {reason}") from error
         if files.divided:
             raise JetcaptureError(f"{files.shown} is a separate archive per key: replace {{key}} with one key")
         spark_root, settings = in_spark(files.url, files.storage_options)
