@@ -11,7 +11,8 @@ import pytest
 
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.files.objects import StoreObjects
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.store import archive
+from jetcapture_py.store.archive import ArchiveFiles, File
 from tests.support.archives import put
 from tests.unit.archive.test_writer import ENCODER, batch, plain
 
