@@ -134,9 +134,9 @@ def report(counts: list[int], *, deep: bool) -> None:
 
 def planned(archive: str) -> list[Cost]:
     """What Spark jobs do before they read messages: find the objects, and decide what is read and merged together."""
+    from jetcapture_py.compaction.files import Files
+    from jetcapture_py.compaction.plan import TARGET_SIZE, units
     from spark_jobs.archive import read_archive
-    from spark_jobs.compaction.files import Files
-    from spark_jobs.compaction.plan import TARGET_SIZE, units
     from spark_jobs.job import session
 
     spark = session("growth")

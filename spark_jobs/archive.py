@@ -22,6 +22,7 @@ from pyspark.sql.types import DataType
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, ObjectName
+from jetcapture_py.archive.overlaps import Range, resolve
 from jetcapture_py.config import buckets
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
@@ -32,7 +33,6 @@ from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
 from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
-from spark_jobs.reading.overlaps import Range, resolve
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import ArchiveLocation
 from spark_jobs.reading.scan import Scans

@@ -41,16 +41,16 @@ from pyspark.sql import SparkSession
 from typer import Option
 
 from jetcapture_py.archive import layout
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import TARGET_SIZE, Source, moves, units
+from jetcapture_py.compaction.summary import Summary, report, summarize
+from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from jetcapture_py.config.block import MOST_BUNDLES
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
-from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.plan import TARGET_SIZE, Source, moves, units
-from spark_jobs.compaction.summary import Summary, report, summarize
-from spark_jobs.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
 from spark_jobs.job import guarded, session
 from spark_jobs.reading.part import Keys, Moment, Part
 from spark_jobs.reading.place import ArchiveLocation

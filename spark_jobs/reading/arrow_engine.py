@@ -20,10 +20,10 @@ from pyspark.sql import types as st
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import group_bounds
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.decode import conform
 from spark_jobs.reading.columns import Field
-from spark_jobs.reading.overlaps import Range
 
 _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import MAGIC, bounds
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Identities, Range
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.text import one_line
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Field
 from spark_jobs.reading.footers import SchemaReader, bundles_in, read_footer
-from spark_jobs.reading.overlaps import Identities, Range
 from spark_jobs.reading.place import ArchiveLocation
 
 _QUARANTINE = (

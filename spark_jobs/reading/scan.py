@@ -36,8 +36,8 @@ from pyspark.sql.utils import is_remote
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Range
 from spark_jobs.reading.objects import Listing
-from spark_jobs.reading.overlaps import Range
 from spark_jobs.reading.place import ArchiveLocation
 
 TRUSTED = timedelta(seconds=10)

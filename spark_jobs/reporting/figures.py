@@ -10,11 +10,11 @@ from itertools import accumulate, groupby
 from statistics import median
 from typing import Any, TypeVar
 
+from jetcapture_py.compaction.plan import TARGET_SIZE
+from jetcapture_py.compaction.unit import SEALED_BY
 from jetcapture_py.pages import charts
 from jetcapture_py.pages.charts import Axis, Bar, Chart, Label, Rectangle
 from jetcapture_py.pages.words import clipped, plural, share, short, size
-from spark_jobs.compaction.plan import TARGET_SIZE
-from spark_jobs.compaction.unit import SEALED_BY
 from spark_jobs.reporting.coverage import IncarnationCoverage
 from spark_jobs.reporting.facts import Facts
 from spark_jobs.reporting.source import Stored

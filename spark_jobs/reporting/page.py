@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from jetcapture_py.compaction.unit import SEALED_BY
 from jetcapture_py.pages.charts import Axis
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.pages.words import clipped, duration, moment, plural, share, size
-from spark_jobs.compaction.unit import SEALED_BY
 from spark_jobs.reporting import figures
 from spark_jobs.reporting.facts import Choice, Facts
 

@@ -14,9 +14,9 @@ from hypothesis import given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
+from jetcapture_py.archive.overlaps import Identities, resolve
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
-from spark_jobs.reading.overlaps import Identities, resolve
 from tests.support.examples import examples
 
 Message = tuple[int, int]

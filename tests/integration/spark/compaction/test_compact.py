@@ -18,10 +18,10 @@ from pyspark.errors import PySparkException
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.compaction.summary import Summary
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact, main
-from spark_jobs.compaction.summary import Summary
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support import s3

@@ -20,9 +20,9 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.compaction.plan import TOLERANCE
 from spark_jobs.archive import read_archive
 from spark_jobs.compact import compact
-from spark_jobs.compaction.plan import TOLERANCE
 from tests.integration.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:

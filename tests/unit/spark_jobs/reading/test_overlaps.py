@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from jetcapture_py.archive import overlaps
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.archive.overlaps import Identities, Resolved, resolve
 from spark_jobs.archive import divide
-from spark_jobs.reading import overlaps
-from spark_jobs.reading.overlaps import Identities, Resolved, resolve
 from spark_jobs.reading.scan import cover, pattern
 
 Message = tuple[int, int]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from jetcapture_py.compaction.plan import Source
+from jetcapture_py.compaction.unit import Outcome
 from jetcapture_py.text import escaped, plural
-from spark_jobs.compaction.plan import Source
-from spark_jobs.compaction.unit import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import with_keys
 from jetcapture_py.archive.schema import conform
+from jetcapture_py.compaction.files import Files, Footer, RowGroup
+from jetcapture_py.compaction.plan import Source, Unit
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.compaction.files import Files, Footer, RowGroup
-from spark_jobs.compaction.plan import Source, Unit
 
 _BATCH_ROWS = 1 << 18
 _BATCH_OBJECTS = 256

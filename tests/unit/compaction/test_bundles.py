@@ -17,14 +17,14 @@ from jetcapture_py.archive import bundles as bundles_of
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import ObjectName
-from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.merge import Rows
-from spark_jobs.compaction.plan import moves, units
-from spark_jobs.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.merge import Rows
+from jetcapture_py.compaction.plan import moves, units
+from jetcapture_py.compaction.unit import INDIVISIBLE, OPEN, TAKEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import lay_out
 from tests.support.examples import examples
-from tests.unit.spark_jobs.compaction.test_unit import (
+from tests.unit.compaction.test_unit import (
     AFTER,
     Blocks,
     Killed,

@@ -18,12 +18,12 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder
+from jetcapture_py.compaction import unit as work
+from jetcapture_py.compaction.files import Files
+from jetcapture_py.compaction.plan import TOLERANCE, units
+from jetcapture_py.compaction.schemas import classes
+from jetcapture_py.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from spark_jobs.compact import _fail_unseen
-from spark_jobs.compaction import unit as work
-from spark_jobs.compaction.files import Files
-from spark_jobs.compaction.plan import TOLERANCE, units
-from spark_jobs.compaction.schemas import classes
-from spark_jobs.compaction.unit import CHANGED, DRIFTED, OPEN, CompactionSpec, Outcome, compact_unit
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put
 from tests.support.examples import examples

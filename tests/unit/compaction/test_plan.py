@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from spark_jobs.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, removable, spans, units
+from jetcapture_py.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, removable, spans, units
 
 TARGET = 100
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries, group_bounds
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.compaction.plan import Source
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.store.archive import ArchiveFiles
-from spark_jobs.compaction.plan import Source
 
 _SMALL = 8 << 20
 """Maximum bytes of an object that is fetched from a remote store in one request."""

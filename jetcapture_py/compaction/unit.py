@@ -21,12 +21,12 @@ from jetcapture_py.archive.bundles import bundle_of, bundle_text
 from jetcapture_py.archive.layout import LONGEST_INTERVAL, BlockId, ObjectName
 from jetcapture_py.archive.ordering import ordered
 from jetcapture_py.archive.writer import ROW_GROUP_BYTES, EncodedBlock, Encoder, ObjectWriter
+from jetcapture_py.compaction.files import Files, Footer
+from jetcapture_py.compaction.merge import Identities, Rows, survey
+from jetcapture_py.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
+from jetcapture_py.compaction.schemas import classes, with_key_column, without_keys
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.text import one_line
-from spark_jobs.compaction.files import Files, Footer
-from spark_jobs.compaction.merge import Identities, Rows, survey
-from spark_jobs.compaction.plan import TOLERANCE, Source, Span, Unit, removable, spans
-from spark_jobs.compaction.schemas import classes, with_key_column, without_keys
 
 SEALED_BY = "compact"
 OPEN = "the bucket is not closed yet"

@@ -1,1 +1,0 @@
-"""Merge small and overlapping objects."""
