@@ -180,17 +180,12 @@ def test_text_is_read_as_its_declared_type_or_fails(declared: Declared, good: di
     assert found == [*({"x": value} for value in good.values()), *[None] * len(bad)]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(str(2**128 + 1), f"-{2**127}", f"{2**128}.00", "9" * 5000, "-" + "9" * 40 + ".99", "1e-41", "0.5e-60"),
-        *("1e-10000000", "1e-99999999", "1e99999999", "1e-99999999999999999999", "9999999999.990" + "9" * 25),
-    ],
-)
 @pytest.mark.parametrize("declared", ["decimal(12, 2)", "decimal(38, 0)", "decimal(38, 38)"])
-def test_a_decimal_of_any_size_and_exponent_is_stored_as_it_is_or_fails_alone(text: str, declared: str) -> None:
-    found = decode({"x": Declared(declared)}, b"0", text.encode(), b"-0.00")
-    assert found == [{"x": 0}, None, {"x": 0}]
+def test_a_decimal_of_any_size_and_exponent_is_stored_as_it_is_or_fails_alone(declared: str) -> None:
+    texts = [str(2**128 + 1), f"-{2**127}", f"{2**128}.00", "9" * 5000, "-" + "9" * 40 + ".99", "1e-41", "0.5e-60"]
+    texts += ["1e-10000000", "1e-99999999", "1e99999999", "1e-99999999999999999999", "9999999999.990" + "9" * 25]
+    sent = [part.encode() for text in texts for part in (text, "-0.00")]
+    assert decode({"x": Declared(declared)}, b"0", *sent) == [{"x": 0}, *[None, {"x": 0}] * len(texts)]
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(1, 0), (5, 2), (12, 2), (2, 2), (38, 0), (38, 10), (38, 38)])

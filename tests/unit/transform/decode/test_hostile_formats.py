@@ -22,13 +22,14 @@ from jetcapture_py.config.model import DecodeConfig
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import make_decoder
+from jetcapture_py.transform.decode.bounds import MAX_VALUES, TOO_MANY
 from jetcapture_py.transform.keys import TemplateKey
 from jetcapture_py.transform.prepare import Prepared, Preparer
 from tests.support.batches import batch_of, outcomes
 from tests.support.formats import AVRO, Format, Row, descriptor_set, formats, mixed, plain, rows, zigzag
 
-MESSAGES = 5_000
-AT_ONCE = 4_000
+MESSAGES = 2_000
+AT_ONCE = 1_500
 MEMORY = 400 << 20
 NAMES = ["msgpack", "csv", "tsv", "avro", "protobuf"]
 
@@ -105,7 +106,7 @@ def test_a_message_gives_the_same_alone_as_among_any_others(
 ) -> None:
     of = known[name]
     decoder = make_decoder(DecodeConfig.model_validate({"format": name, **of.settings, "compression": "auto"}))
-    payloads = [payload for payload, _ in mixed(of, 400, seed=2) if len(payload) < 1 << 16]
+    payloads = [payload for payload, _ in mixed(of, 200, seed=2) if len(payload) < 1 << 16]
     together = outcomes(decoder.decode(batch_of(payloads)), len(payloads))
     backwards = outcomes(decoder.decode(batch_of(payloads[::-1])), len(payloads))[::-1]
     alone = [outcomes(decoder.decode(batch_of([payload])), 1)[0] for payload in payloads]
@@ -173,7 +174,7 @@ def messages_of(name: str, of: Format, count: int) -> list[tuple[bytes, list[Row
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_messages_of_several_rows_give_all_of_them_or_none(known: dict[str, Format], name: str) -> None:
-    sent = messages_of(name, known[name], 1_000)
+    sent = messages_of(name, known[name], 300)
     settings = {"format": name, **known[name].settings, "rows": SEVERAL[name][0], "compression": "auto"}
     if name == "avro":
         del settings["compression"]
@@ -194,7 +195,7 @@ def test_messages_of_several_rows_give_all_of_them_or_none(known: dict[str, Form
 
     together = outcome([payload for payload, _ in sent])
     assert together == [[plain(row) for row in expected or ()] for _, expected in sent]
-    assert [outcome([payload])[0] for payload, _ in sent[:100]] == together[:100]
+    assert [outcome([payload])[0] for payload, _ in sent[:50]] == together[:50]
 
 
 FIFTY = ", ".join(f"f{number}: int64" for number in range(50))
@@ -385,3 +386,14 @@ def test_a_large_container_of_rows_with_arrays_is_decoded(tmp_path: Path) -> Non
     decoded = decode_checked(make_decoder(DecodeConfig.model_validate(settings)), batch_of([sink.getvalue()]))
     assert decoded.failures == ()
     assert decoded.fields.column("a").flatten().to_pylist() == RECORDS[:2] * 20_000
+
+
+@pytest.mark.parametrize(("more", "padding", "refused"), [(0, 0, False), (1, 0, True), (60_000, 5 << 20, False)])
+def test_a_payload_may_have_eight_million_values_or_two_for_each_byte(more: int, padding: int, refused: bool) -> None:
+    of_item, of_list, own = 16 + 2, 16 + 1, 1
+    most = (MAX_VALUES - own - of_list) // of_item - 1  # the message is an object as well
+    payload = b'{"a":[' + b"{}," * (most + more - 1) + b'{}],"b":"%b"}' % (b"x" * padding)
+    settings = {"format": "json", "columns": {"a": "list<struct<x: int64, y: int64>>"}, "compression": "auto"}
+    decoded = decode_checked(make_decoder(DecodeConfig.model_validate(settings)), batch_of([payload]))
+    assert [failure.error for failure in decoded.failures] == [TOO_MANY] * refused
+    assert sum(map(len, decoded.fields.columns)) == (not refused)

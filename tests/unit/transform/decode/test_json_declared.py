@@ -28,7 +28,7 @@ def utc(*parts: int) -> datetime:
     return datetime(*parts, tzinfo=UTC)  # type: ignore[misc,arg-type]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
     valid = [json.dumps({"id": i, "name": f"n{i}", "skipped": [i]}).encode() for i in range(100)]
     mixed = hostile(seed, valid)

@@ -35,7 +35,7 @@ def column(*values: Any) -> pa.Array:
     return decode(*({"x": value} for value in values)).column("x")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_hostile_payloads_fail_alone_and_their_neighbours_keep_their_own_values(seed: int) -> None:
     documents = [{"id": i, "name": f"n{i}", "more": {"list": [i, None]}} for i in range(100)]
     mixed = hostile(seed, [json.dumps(document).encode() for document in documents])
