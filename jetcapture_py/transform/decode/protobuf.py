@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.varint import varint
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
@@ -235,33 +236,54 @@ class _Nested:
 
     def of_payload(self, payload: bytes) -> Iterator[int]:
         """Yield what each message in a payload takes. Raises ValueError for a damaged one."""
-        left = [(payload, self._root, 0)]
+        left = [(_fields(payload, 0, len(payload)), self._root)]
         while left:
-            data, type_, level = left.pop()
-            for field in _fields_of(data):
-                known = type_.fields_by_number.get(field.field_number)
-                if known is not None and known.message_type is not None and field.wire_type in (2, 3):
-                    yield _weight(known.message_type)
-                    if level < _MAX_LEVELS:
-                        left.append((field.data, known.message_type, level + 1))
+            fields, type_ = left[-1]
+            number, wire, start, stop = next(fields, _END)
+            if wire == _END_GROUP:
+                left.pop()
+                continue
+            known = None if type_ is None else type_.fields_by_number.get(number)
+            inner = None if known is None else known.message_type
+            if wire == _GROUP:
+                left.append((fields, inner))
+            elif wire == _BYTES and inner is not None:
+                left.append((_fields(payload, start, stop), inner))
+            else:
+                continue
+            if len(left) > _MAX_LEVELS:
+                raise ValueError(f"messages nest deeper than {_MAX_LEVELS} levels")
+            if inner is not None:
+                yield _weight(inner)
 
 
 _MAX_LEVELS = 100
 """Levels of messages that the library reads."""
+_BYTES, _GROUP, _END_GROUP = 2, 3, 4
+"""Wire types."""
+_FIXED = {1: 8, 5: 4, _GROUP: 0, _END_GROUP: 0}
+_END = (0, _END_GROUP, 0, 0)
 
 
 def _weight(descriptor: Any) -> int:
     return bounds.RECORD + 2 * len(descriptor.fields)
 
 
-def _fields_of(data: Any) -> Any:
-    """Return the fields of a message's bytes, or of a group, without building the messages in them."""
-    if not isinstance(data, bytes):
-        return data
-    try:
-        return UnknownFieldSet(empty_pb2.Empty.FromString(data))
-    except DecodeError:
-        raise ValueError("a message in the payload is damaged or truncated") from None
+def _fields(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield number, wire type, start and end of each field in a part of a payload. Raises ValueError for damage."""
+    while offset < end:
+        tag, offset = varint(data, offset)
+        wire, start = tag & 7, offset
+        if wire == _BYTES:
+            size, start = varint(data, offset)
+            offset = start + size
+        elif wire == 0:
+            _, offset = varint(data, offset)
+        else:
+            offset += _FIXED.get(wire, len(data))
+        if offset > end:
+            raise ValueError("a message in the payload is damaged or truncated")
+        yield tag >> 3, wire, start, offset
 
 
 # ------------------------------------------------------------------ columns

@@ -242,6 +242,14 @@ BOMBS: dict[str, tuple[dict[str, Any], bytes]] = {
         {"format": "avro", "schema": ITEMS, "rows": "container"},
         container(FOREIGN, 1, zigzag(100_000) + b"\0" * 100_001),
     ),
+    "records of defaults": (
+        {"format": "avro", "schema": DEFAULTED, "rows": "container"},
+        container(ITEMS, 1, zigzag(60_000) + b"\0" * 60_001),
+    ),
+    "many rows of records in arrays": (
+        {"format": "avro", "schema": ITEMS, "rows": "container"},
+        container(ITEMS, 10_000, (zigzag(100) + b"\0" * 101) * 10_000),
+    ),
     "messages in a message": ({"format": "protobuf", "schema": WIDE_PROTO, "message": "M"}, b"\x0a\0" * 150_000),
     "messages of some bytes in a message": (
         {"format": "protobuf", "schema": WIDE_PROTO, "message": "M"},
