@@ -110,7 +110,8 @@ class Archive:
         entries = self.files.names()
         if self.quarantine and self.stream in entries:
             return self.spark.createDataFrame([], _QUARANTINE)
-        if not self.quarantine and any(map(layout.parse_path, self.place.files(f"{layout.QUARANTINE}/{self.stream}"))):
+        quarantined = self.files.below(f"{layout.QUARANTINE}/{self.stream}")
+        if not self.quarantine and any(file.name is not None for file in quarantined):
             raise JetcaptureError(
                 f"the archive of stream {self.stream} under {self.url} has only a quarantine, of messages that could "
                 "not be decoded: select FROM quarantine, or read it with quarantine=True"
