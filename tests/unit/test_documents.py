@@ -34,8 +34,9 @@ ENVIRONMENT = {"PWD": "/srv"}
 PACKAGES = ("jetcapture_py", "spark_jobs")
 
 
-def test_the_readme_is_short() -> None:
-    assert len(read("README.md").splitlines()) <= 200
+def test_the_first_pages_are_short() -> None:
+    lines = {page: len(read(page).splitlines()) for page in ("README.md", "docs/operation.md")}
+    assert {page: count for page, count in lines.items() if count > 200} == {}
 
 
 def test_every_block_is_in_a_language_that_is_checked() -> None:
@@ -131,7 +132,7 @@ def events(path: Path) -> Iterator[str]:
         arguments: list[ast.expr] = []
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "event":
             arguments = node.args[2:3]
-        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict | ast.Name):
+        elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
             arguments = node.elts[:1]
         for argument in arguments:
             if isinstance(argument, ast.Constant) and re.fullmatch(r"[a-z_]+\.[a-z_]+", str(argument.value)):
@@ -142,7 +143,7 @@ def test_every_log_event_is_described_and_no_other() -> None:
     logged = {name for path in (REPOSITORY / "jetcapture_py").rglob("*.py") for name in events(path)}
     assert {"blocks.stored", "watermark.filters", "messages.lost_in_flight"} <= logged
     logged |= set(re.findall(r'"((?:library|python)\.\w+)"', (REPOSITORY / "jetcapture_py" / "log.py").read_text()))
-    assert first_cells(section("docs/operation.md", "Log events")) == logged
+    assert first_cells(section("docs/monitoring.md", "Log events")) == logged
 
 
 def test_every_metric_is_described_and_no_other() -> None:
@@ -152,7 +153,37 @@ def test_every_metric_is_described_and_no_other() -> None:
         found.add(f"jetcapture_{name}{'_total' if how.startswith('counter') else ''}")
     found |= set(re.findall(r'"(jetcapture_\w+)"', source))
     assert len(found) > 30
-    assert first_cells(section("docs/operation.md", "Metrics and alerts")) == found
+    assert first_cells(section("docs/monitoring.md", "Metrics")) == found
+
+
+def test_every_alert_has_a_runbook_and_no_other() -> None:
+    groups = yaml.safe_load((REPOSITORY / "examples" / "monitoring" / "alerts.yaml").read_text())["groups"]
+    severities = {rule["alert"]: rule["labels"]["severity"] for group in groups for rule in group["rules"]}
+    text = section("docs/monitoring.md", "Alerts")
+    runbooks = re.findall(
+        r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* ", text, re.DOTALL | re.MULTILINE
+    )
+    assert dict(runbooks) == severities
+
+
+def test_every_message_that_troubleshooting_explains_is_one_of_the_code() -> None:
+    texts: set[str] = set()
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    known = first_cells(section("docs/monitoring.md", "Log events")) | first_cells(
+        section("docs/monitoring.md", "Metrics")
+    )
+    rows = [line for line in read("docs/troubleshooting.md").splitlines() if line.startswith("| ")]
+    unknown = []
+    for message in re.findall(r"`([^`]+)`", "\n".join(row.split(" | ")[0] for row in rows)):
+        if re.fullmatch(r"[a-z_]+\.[a-z_]+|jetcapture_\w+", message):
+            unknown += [message] if message not in known else []
+        elif " " in message:
+            parts = [part.strip(" ;,:") for part in message.split("…")]
+            unknown += [part for part in parts if not any(part in text for text in texts)]
+    assert unknown == []
 
 
 def test_every_option_of_the_data_source_is_described() -> None:
@@ -179,7 +210,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
 
 
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
-    sample, repaired = blocks("docs/operation.md", "console")
+    sample, repaired = blocks("docs/verify.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
     assert COMPLETE.watermark is not None
     problem = "it promises everything up to 12000, but 4101 is not stored"
@@ -237,5 +268,5 @@ def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
 
 
 def test_the_reasons_for_sealing_are_those_there_are() -> None:
-    row = next(line for line in read("docs/operation.md").splitlines() if "jetcapture_blocks_sealed_total" in line)
+    row = next(line for line in read("docs/monitoring.md").splitlines() if "jetcapture_blocks_sealed_total" in line)
     assert set(re.findall(r"`(\w+)`", row)) - {"jetcapture_blocks_sealed_total", "reason"} == set(SEALED_BY)

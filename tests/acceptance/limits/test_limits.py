@@ -38,7 +38,7 @@ Start = Callable[..., NatsServer]
 
 
 def bound(limit: int) -> int:
-    """The most resident memory, as docs/operation.md says, for so many MiB of `limits.memory`; in bytes."""
+    """The most resident memory, as docs/sizing.md says, for so many MiB of `limits.memory`; in bytes."""
     return (400 + 2 * limit) << 20
 
 
