@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jetcapture_py.capture.budget import BatchSize
+from jetcapture_py.capture.pressure import BatchSize
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.shares import DECODE_MOST, DECODE_SHARE
 from jetcapture_py.jetstream.wire.inbox import Received

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture import budget
+from jetcapture_py.capture import pressure
 from jetcapture_py.capture.blocks import Block, Blocks, SealRules
 from jetcapture_py.capture.progress import Observer
 from jetcapture_py.capture.recent import QuarantineLog, Recent
@@ -75,7 +75,7 @@ class CaptureState:
         self.ended: str | None = None
         self.preparing = Received()
         self.decoding_since: float | None = None
-        self.encoding = budget.WeightedSemaphore(int(memory / shares.ENCODING_SHARE))
+        self.encoding = pressure.WeightedSemaphore(int(memory / shares.ENCODING_SHARE))
         self.encoded_bytes = self.waiting_bytes = 0
         self.unconfirmed_at = -math.inf
         self.watermark: Watermark | None = None
@@ -100,13 +100,6 @@ class CaptureState:
         """Messages received and not acknowledged."""
         return self.source.waiting + len(self.preparing) + self.blocks.unacked
 
-    @property
-    def room(self) -> int:
-        """How many more blocks may wait for the store."""
-        workers = self.config.store.concurrency
-        small = self.waiting_bytes < workers * shares.TOGETHER * shares.SMALL_BLOCK
-        return workers * (shares.TOGETHER if small else shares.LARGE_BLOCKS_WAITING) - self.sealed.qsize()
-
     def decoding_for(self) -> float:
         """Return the seconds that the current batch has been in the decoder and the key function; 0 without one."""
         since = self.decoding_since  # read once: other threads ask
@@ -126,20 +119,19 @@ class CaptureState:
             self.waiting_bytes += block.bytes
             self.sealed.put_nowait(block)
 
-    @property
-    def _idle(self) -> bool:
-        """Whether nothing is on its way to the store, or into blocks, that would free memory."""
-        return not (self.blocks.sealed or self.preparing or self.source.waiting)
-
     def seal_under_pressure(self) -> None:
         """Seal the largest blocks when open blocks take too much of a budget, and spooling does not help."""
-        source, limits, starved = self.source, self.config.limits, self.source.pulls.starved
-        spools = self.spooling is not None and self.spooling.begin(starved=starved)
-        starved = starved and (self.spooling is None or self._idle)
-        excess = budget.excess(self.blocks, limits, source.unacked_limit, starved=starved)
-        if spools:
-            excess["size"] = 0
-        self.send_to_store(self.blocks.seal_most(**excess, most=self.room))
+        source, workers = self.source, self.config.store.concurrency
+        sealed = pressure.seal(
+            self.blocks,
+            self.config.limits,
+            source.unacked_limit,
+            starved=source.pulls.starved,
+            idle=not (self.blocks.sealed or self.preparing or source.waiting),
+            spooling=self.spooling,
+            room=pressure.room(workers, self.sealed.qsize(), self.waiting_bytes),
+        )
+        self.send_to_store(sealed)
 
     async def sealed_blocks(self) -> list[Block]:
         """Wait for sealed blocks: a large one, or several small ones that share a thread's turn."""

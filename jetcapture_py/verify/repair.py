@@ -20,9 +20,8 @@ import pyarrow as pa
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import EncodedBlock
-from jetcapture_py.capture import parts
+from jetcapture_py.capture import parts, pressure
 from jetcapture_py.capture.blocks import Block
-from jetcapture_py.capture.budget import excess
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
 from jetcapture_py.capture.state import CaptureState
@@ -165,8 +164,7 @@ class _Repairer:
                     self._taken.add(own.column(layout.SEQ).to_numpy())
                     full += state.blocks.add(own, places, 0.0, quarantine=quarantine)
             state.preparing = decoding.rest
-            limits = excess(state.blocks, self._config.limits, _UNLIMITED, starved=False)
-            await self._store([*full, *state.blocks.seal_most(**limits)])
+            await self._store([*full, *pressure.seal(state.blocks, self._config.limits)])
 
     def _decoder(self, consumer: str) -> Decoding:
         """Return what decodes messages delivered to `consumer`."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from jetcapture_py.capture.budget import WeightedSemaphore
+from jetcapture_py.capture.pressure import WeightedSemaphore
 
 
 @pytest.mark.parametrize("seed", range(5))

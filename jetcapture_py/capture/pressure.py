@@ -1,47 +1,61 @@
-"""Keeps work within its share of a budget."""
+"""Keep work within its share of a budget: when blocks are sealed early, and what may be done at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypedDict
 
+from jetcapture_py.capture.blocks import Block, Blocks
+from jetcapture_py.capture.spool import Spooling
+from jetcapture_py.config.model import LimitsConfig
 from jetcapture_py.config.shares import (
     FIRST_BATCH,
+    LARGE_BLOCKS_WAITING,
     OPEN_SHARE,
     OPEN_UNACKED_SHARE,
     SEALED_BLOCKS_SHARE,
     SEALED_MEMORY_SHARE,
     SEALED_UNACKED_SHARE,
+    SMALL_BLOCK,
+    TOGETHER,
 )
 
-if TYPE_CHECKING:
-    from jetcapture_py.capture.blocks import Blocks
-    from jetcapture_py.config.model import LimitsConfig
+_UNLIMITED = 1 << 62
 
 
-class Excess(TypedDict):
-    """What to seal at least, see `Blocks.seal_most`."""
+def seal(
+    blocks: Blocks,
+    limits: LimitsConfig,
+    unacked_limit: int = _UNLIMITED,
+    *,
+    starved: bool = False,
+    idle: bool = True,
+    spooling: Spooling | None = None,
+    room: int = _UNLIMITED,
+) -> list[Block]:
+    """Seal the largest open blocks, so that each budget has room for what is being stored; at most `room` blocks.
 
-    messages: int
-    size: int
-    blocks: int
-
-
-def excess(blocks: Blocks, limits: LimitsConfig, unacked_limit: int, *, starved: bool) -> Excess:
-    """Compute how much of the open blocks to seal, so that each budget has room for what is being stored.
-
-    All of them when `starved`: a pull waits for memory only. A few large messages can fill the budget.
+    `starved` says that a pull waits for memory only: a few large messages can fill the budget. Then all are sealed,
+    unless spooling frees memory, or what is not `idle`: blocks on their way to the store, and messages into blocks.
     """
+    spools = spooling is not None and spooling.begin(starved=starved)
+    starved = starved and (spooling is None or idle)
     messages = blocks.messages - unacked_limit // OPEN_UNACKED_SHARE
     size = blocks.resident if starved else blocks.resident - limits.memory // OPEN_SHARE
     count = blocks.open - limits.open_blocks
-    return {
-        "messages": messages + unacked_limit // SEALED_UNACKED_SHARE if messages > 0 else 0,
-        "size": size + limits.memory // SEALED_MEMORY_SHARE if size > 0 else 0,
-        "blocks": count + limits.open_blocks // SEALED_BLOCKS_SHARE if count > 0 else 0,
-    }
+    return blocks.seal_most(
+        messages=messages + unacked_limit // SEALED_UNACKED_SHARE if messages > 0 else 0,
+        size=size + limits.memory // SEALED_MEMORY_SHARE if size > 0 and not spools else 0,
+        blocks=count + limits.open_blocks // SEALED_BLOCKS_SHARE if count > 0 else 0,
+        most=room,
+    )
+
+
+def room(workers: int, waiting: int, waiting_bytes: int) -> int:
+    """Return how many more blocks may wait for the store, where so many do."""
+    small = waiting_bytes < workers * TOGETHER * SMALL_BLOCK
+    return workers * (TOGETHER if small else LARGE_BLOCKS_WAITING) - waiting
 
 
 class WeightedSemaphore:
