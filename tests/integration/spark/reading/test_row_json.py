@@ -72,9 +72,16 @@ EXPECTED: dict[str, Any] = {
 }
 NESTED = ("s", "floats", "doubles", "by_time", "by_number", "by_bytes", "by_struct", "v", "vs")
 ZONES = ("UTC", "America/New_York", "Asia/Kathmandu")
+QUICK = (("UTC", "true"), ("Asia/Kathmandu", "false"))
 
 
-@pytest.fixture(params=[(zone, ansi) for zone in ZONES for ansi in ("true", "false")], ids="-".join)
+@pytest.fixture(
+    params=[
+        pytest.param((zone, ansi), id=f"{zone}-{ansi}", marks=[] if (zone, ansi) in QUICK else pytest.mark.exhaustive)
+        for zone in ZONES
+        for ansi in ("true", "false")
+    ]
+)
 def settings(request: pytest.FixtureRequest, spark: SparkSession) -> Any:
     """A session with another time zone and ANSI mode."""
     zone, ansi = request.param
