@@ -19,7 +19,7 @@ from jetcapture_py.archive import footer, layout, watermark
 from jetcapture_py.config.units import microseconds_of, moment_of
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Message, capture_all, config, objects, publish, rows
+from tests.support.running import STREAM, Message, capture_all, config, objects, publish, publish_and_capture, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,11 +139,10 @@ def test_a_changed_setting_leaves_an_archive_that_is_read_by_both_times(
     server, root = nats_server(), tmp_path / "archive"
     times = event_times(200)
     ours = {"decode": CONFIGURATION["decode"], "key": ""}
-    asyncio.run(publish(server.url, of(times[:100])))
-    asyncio.run(capture_all(config(server.url, root, **ours)))
+    publish_and_capture(server.url, root, of(times[:100]), **ours)
     for index in range(100, 200, 50):  # two objects in some buckets, so that there is something to compact
-        asyncio.run(publish(server.url, [(*message[:2], None) for message in of(times)[index : index + 50]]))
-        asyncio.run(capture_all(config(server.url, root, **ours, block=CONFIGURATION["block"])))
+        part = [(*message[:2], None) for message in of(times)[index : index + 50]]
+        publish_and_capture(server.url, root, part, **ours, block=CONFIGURATION["block"])
     assert {name.event_time for name in objects(root)} == {False, True}
 
     found = {row["id"]: row for row in rows(root)}

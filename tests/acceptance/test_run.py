@@ -24,12 +24,11 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
     Command,
-    capture_all,
-    config,
     connection,
     consumer,
     objects,
     publish,
+    publish_and_capture,
     rows,
     settings,
 )
@@ -291,8 +290,7 @@ def test_a_deleted_stream_of_the_archive_is_advised_to_be_restored(nats_server: 
         async with connection(server.url) as client:
             await client.jetstream().delete_stream(STREAM)
 
-    asyncio.run(publish(server.url, [("orders.eu", b"", None)]))
-    asyncio.run(capture_all(config(server.url, archive)))
+    publish_and_capture(server.url, archive, [("orders.eu", b"", None)])
     asyncio.run(delete())
     with Command(tmp_path, settings(server.url, archive)) as replica:
         assert replica.start().wait() == 1

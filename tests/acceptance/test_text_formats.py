@@ -23,7 +23,18 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, Command, Message, capture_all, config, objects, publish, rows, settings
+from tests.support.running import (
+    STREAM,
+    Command,
+    Message,
+    capture_all,
+    config,
+    objects,
+    publish,
+    publish_and_capture,
+    rows,
+    settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,15 +139,12 @@ def row(found: Any) -> Row:
 
 def captured(nats_server: Start, root: Path, kind: str, compression: str, count: int, **sections: Any) -> Any:
     server = nats_server()
-    asyncio.run(publish(server.url, messages(count)))
     sections = {
         "decode": {"format": "json", "columns": COLUMNS},
         "block": {"format": kind, "compression": compression, "max_messages": max(100, count * 3 // 10)},
         **sections,
     }
-    found = config(server.url, root, key="", **sections)
-    asyncio.run(capture_all(found))
-    return found
+    return publish_and_capture(server.url, root, messages(count), key="", **sections)
 
 
 NAMES = list(COLUMNS)

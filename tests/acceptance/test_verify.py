@@ -20,7 +20,17 @@ from jetcapture_py.archive import layout
 from jetcapture_py.verify.proof import verify
 from tests.support.archives import copy_to, strip
 from tests.support.nats_server import NatsServer
-from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish, rows, settings
+from tests.support.running import (
+    CONSUMER,
+    STREAM,
+    capture_all,
+    config,
+    objects,
+    publish,
+    publish_and_capture,
+    rows,
+    settings,
+)
 
 Start = Callable[..., NatsServer]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -31,9 +41,8 @@ def captured(nats_server: Start, tmp_path: Path, keys: list[str], count: int = 3
     """The configuration of a capture that has caught up."""
     server = nats_server()
     messages = [(f"orders.{keys[index % len(keys)]}", b"%d" % index, None) for index in range(count)]
-    asyncio.run(publish(server.url, messages))
     sections = {"key": "{subject[1]}", **sections}
-    asyncio.run(capture_all(config(server.url, tmp_path / "a", **sections)))
+    publish_and_capture(server.url, tmp_path / "a", messages, **sections)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings(server.url, tmp_path / "a", **sections)))
     return path

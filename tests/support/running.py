@@ -108,6 +108,18 @@ async def capture_all(configuration: Config, **parts: Any) -> CaptureState:
     return capture.state
 
 
+def publish_and_capture(url: str, archive: str | Path, messages: Iterable[Message], **sections: Any) -> Config:
+    """Publish, and capture until caught up; the configuration."""
+    found = config(url, archive, **sections)
+
+    async def both() -> None:
+        await publish(url, messages)
+        await capture_all(found)
+
+    asyncio.run(both())
+    return found
+
+
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 120.0) -> None:
     """Wait until `condition` holds."""
     deadline = asyncio.get_running_loop().time() + timeout

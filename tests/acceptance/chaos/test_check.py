@@ -20,7 +20,7 @@ from tests.chaos.archive import WATERMARK, LocalArchive, objects
 from tests.chaos.check import Verdict, Watermarks, check
 from tests.chaos.ledger import Ledger, digest
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, capture_all, config, connection, publish
+from tests.support.running import STREAM, connection, publish_and_capture
 
 COUNT = 60
 
@@ -36,8 +36,7 @@ class Case:
         for seq, (subject, payload) in enumerate(messages, 1):
             self.ledger.add(seq, digest(subject.encode(), b"%d" % seq, payload))
         drafts = [(subject, payload, [("Nats-Msg-Id", str(seq))]) for seq, (subject, payload) in enumerate(messages, 1)]
-        asyncio.run(publish(url, drafts))
-        asyncio.run(capture_all(config(url, self.root)))
+        publish_and_capture(url, self.root, drafts)
         asyncio.run(self._ask(url))
         self.marks = Watermarks(self.archive)
         self.marks.look()

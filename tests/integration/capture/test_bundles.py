@@ -22,7 +22,7 @@ from jetcapture_py.capture.side_tasks import POLL
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.errors import ConfigError
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, objects, publish
+from tests.support.running import Message, capture_all, config, objects, publish, publish_and_capture
 from tests.support.stores import ThenStore, crash
 
 Start = Callable[..., NatsServer]
@@ -91,8 +91,7 @@ def test_copies_of_a_message_lie_in_one_bundle(nats_server: Start, tmp_path: Pat
     with pytest.raises(BaseExceptionGroup):
         asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
     assert objects(root), "nothing was stored before the crash"
-    asyncio.run(publish(server.url, of(*range(101, 201))))
-    asyncio.run(capture_all(config(server.url, root, key="{subject[2]}", block=block)))
+    publish_and_capture(server.url, root, of(*range(101, 201)), key="{subject[2]}", block=block)
     found = rows(root, objects(root))
     assert {seq for seq, *_ in found} == set(range(1, 201))
     assert {(key, bundle) for _, key, bundle in found} == {

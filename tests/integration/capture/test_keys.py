@@ -20,7 +20,7 @@ from jetcapture_py.errors import ConfigError, StoreError
 from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.batch import MessageBatch
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, objects, publish
+from tests.support.running import Message, capture_all, config, objects, publish, publish_and_capture
 from tests.support.stores import ThenStore, crash
 
 Start = Callable[..., NatsServer]
@@ -151,8 +151,7 @@ def test_a_start_is_silent_where_the_last_object_cannot_be_read(
         asyncio.run(publish(server.url, of(b"x")))
         asyncio.run(capture_all(config(server.url, root, key=""), **parts))
 
-    asyncio.run(publish(server.url, of(b"x")))
-    asyncio.run(capture_all(config(server.url, root)))
+    publish_and_capture(server.url, root, of(b"x"))
     caplog.clear()
     capture(store=Locked(str(root)))
     for name in objects(root):

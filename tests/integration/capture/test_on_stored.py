@@ -29,6 +29,7 @@ from tests.support.running import (
     consumer,
     objects,
     publish,
+    publish_and_capture,
     rows,
     running,
     until,
@@ -118,8 +119,7 @@ def test_every_object_is_announced_on_a_subject_and_by_a_call(nats_server: Start
 @pytest.mark.parametrize("name", ["note", "note_later", "Notes"])
 def test_functions_coroutine_functions_and_classes_are_called(nats_server: Start, archive: Path, name: str) -> None:
     server = nats_server()
-    asyncio.run(publish(server.url, MESSAGES))
-    asyncio.run(capture_all(config(server.url, archive, on_stored={"call": f"tests.support.hooks:{name}"})))
+    publish_and_capture(server.url, archive, MESSAGES, on_stored={"call": f"tests.support.hooks:{name}"})
     assert sum(stored.messages for stored in hooks.CALLS) == 100
 
 

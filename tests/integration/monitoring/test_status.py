@@ -28,7 +28,7 @@ from jetcapture_py.monitoring.http_server import Answer, HttpServer
 from jetcapture_py.monitoring.replica import ask_replica
 from jetcapture_py.monitoring.terminal import curve, lines
 from tests.support.nats_server import NatsServer
-from tests.support.running import capture_all, config, publish, running, settings, until
+from tests.support.running import capture_all, config, publish, publish_and_capture, running, settings, until
 
 Start = Callable[..., NatsServer]
 
@@ -111,8 +111,7 @@ def shown(wanted: Config, code: int) -> bool:
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     archive = tmp_path / "archive"
-    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
-    asyncio.run(capture_all(config(server.url, archive)))
+    publish_and_capture(server.url, archive, [("orders.a", b"", None)])
     (archive / "_watermark" / "ORDERS.json").write_text("{")
     found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))
     assert found["ack_floor"] == 1
@@ -169,8 +168,7 @@ def test_watching_shows_all_on_a_narrow_terminal_and_on_one_that_cannot_move_its
     nats_server: Start, tmp_path: Path, terminal: str
 ) -> None:
     server = nats_server()
-    asyncio.run(publish(server.url, [("orders.a", b"", None)]))
-    asyncio.run(capture_all(config(server.url, tmp_path / "archive")))
+    publish_and_capture(server.url, tmp_path / "archive", [("orders.a", b"", None)])
     ours, its = os.openpty()
     termios.tcsetwinsize(its, (60, 40))
     watching = subprocess.Popen(
@@ -208,8 +206,7 @@ def test_a_watermark_that_cannot_be_true_is_a_problem(
     nats_server: Start, tmp_path: Path, changes: dict[str, str], problem: str
 ) -> None:
     server, archive = nats_server(), tmp_path / "archive"
-    asyncio.run(publish(server.url, [("orders.a", b"", None)] * 40))
-    asyncio.run(capture_all(config(server.url, archive)))
+    publish_and_capture(server.url, archive, [("orders.a", b"", None)] * 40)
     mark = archive / "_watermark" / "ORDERS.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), **changes}))
     found = json.loads(status(tmp_path, settings(server.url, archive), "--json", code=1))

@@ -15,7 +15,7 @@ from jetcapture_py.errors import ConfigError
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.report import Report
 from tests.support.nats_server import NatsServer
-from tests.support.running import STREAM, capture_all, config, connection, objects, publish
+from tests.support.running import STREAM, capture_all, config, connection, objects, publish, publish_and_capture
 
 Start = Callable[..., NatsServer]
 
@@ -45,10 +45,8 @@ def captured(nats_server: Start, root: Path, writer: str, subjects: str = "a", *
     """A capture of 60 messages, one by one of each of `subjects`."""
     server = nats_server()
     sent = [(f"orders.{subjects[index % len(subjects)]}", b"x", None) for index in range(60)]
-    asyncio.run(publish(server.url, sent))
-    found = config(server.url, root, block={"format": f"{HERE}:{writer}"}, **{"key": "", **sections})
-    asyncio.run(capture_all(found))
-    return found
+    block = {"format": f"{HERE}:{writer}"}
+    return publish_and_capture(server.url, root, sent, block=block, **{"key": "", **sections})
 
 
 def proof(settings: Any) -> Report:

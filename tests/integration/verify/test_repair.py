@@ -31,12 +31,11 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
     Message,
-    capture_all,
-    config,
     connection,
     consumer,
     objects,
     publish,
+    publish_and_capture,
     remove_unfinished,
     rows,
     running,
@@ -62,14 +61,7 @@ def orders(count: int) -> list[Message]:
 
 def captured(nats_server: Start, root: Path | str, count: int = 600, **sections: Any) -> tuple[NatsServer, Config]:
     server = nats_server()
-    found = config(server.url, root, **{**SMALL, **sections})
-
-    async def capture() -> None:
-        await publish(server.url, orders(count))
-        await capture_all(found)
-
-    asyncio.run(capture())
-    return server, found
+    return server, publish_and_capture(server.url, root, orders(count), **{**SMALL, **sections})
 
 
 def repaired(found: Config) -> tuple[Report, Repair]:

@@ -12,7 +12,7 @@ from jetcapture_py.archive import layout
 from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.query import main
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.running import capture_all, config, objects, publish
+from tests.support.running import capture_all, config, objects, publish, publish_and_capture
 from tests.support.stores import ThenStore, crash
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def test_messages_that_were_captured_twice_by_two_rules_are_read_once_in_the_ful
     )
     with pytest.raises(BaseExceptionGroup):
         asyncio.run(capture_all(before, store=ThenStore(before, crash)))
-    asyncio.run(publish(server.url, [("orders.eu", b'{"id":"x","n":"text"}', None)]))
-    asyncio.run(capture_all(config(server.url, root, decode={"format": "json"}, key="{subject}")))
+    publish_and_capture(
+        server.url, root, [("orders.eu", b'{"id":"x","n":"text"}', None)], decode={"format": "json"}, key="{subject}"
+    )
     assert {name.key for name in objects(root)} > {"orders.eu"}
     url = f"file://{root}"
     copies = read_archive(spark, url, "ORDERS", dedupe="auto").count()

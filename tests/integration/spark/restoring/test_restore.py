@@ -17,7 +17,7 @@ from spark_jobs.restoring import plan
 from spark_jobs.restoring.makers import Maker
 from tests.support.nats_server import NatsServer
 from tests.support.restores import api, capture, compact_all, compare, fill, next_sequence, opened, state_of
-from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish
+from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,8 +162,7 @@ def test_a_stream_that_was_restored_and_captured_again_comes_back_as_a_whole(
     nats_server: Start, tmp_path: Path
 ) -> None:
     one, two, three = nats_server(), nats_server(), nats_server()
-    asyncio.run(publish(one.url, [("orders.one", b"%d" % number, None) for number in range(5)]))
-    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    publish_and_capture(one.url, tmp_path / "a", [("orders.one", b"%d" % number, None) for number in range(5)])
     wanted = Origin(one.url, tmp_path / "a").wanted
     done(prepare(wanted(consumers={CONSUMER: 5})), two.url)
     assert [asyncio.run(next_sequence(two.url, STREAM, "orders.two")) for _ in range(3)] == [6, 7, 8]
@@ -180,8 +179,7 @@ def test_a_stream_that_was_created_again_at_its_next_sequence_comes_back_as_a_wh
     nats_server: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one, two = nats_server(), nats_server()
-    asyncio.run(publish(one.url, [("orders.one", b"%d" % number, None) for number in range(5)]))
-    asyncio.run(capture_all(config(one.url, tmp_path / "a")))
+    publish_and_capture(one.url, tmp_path / "a", [("orders.one", b"%d" % number, None) for number in range(5)])
     before = asyncio.run(_config(one.url, STREAM))
     asyncio.run(_delete(one.url, STREAM))
     asyncio.run(_create(one.url, {**before, "first_seq": 6}))
