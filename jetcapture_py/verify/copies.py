@@ -21,9 +21,9 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.verify.examine import DamagedError, Incarnation, positions
-from jetcapture_py.verify.in_order import in_order
+from jetcapture_py.verify.examine import DamagedError, in_order, positions
 from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scope import Incarnation
 
 MOST_COPIES = 1_000
 """Maximum messages with copies that are listed; all are counted."""

@@ -1,29 +1,33 @@
 """Check that an object matches its name and footer, and return its contents. Raises DamagedError otherwise.
 
 Reads as little as possible: the footer; the sequences if they do not follow from the footer; everything with `deep`,
-which detects any flipped bit.
+which detects any flipped bit. Objects without a footer are checked by their rows, a piece at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pc_csv
+import pyarrow.json as pc_json
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.block_writer import UserWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.errors import VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File, open_parquet
 from jetcapture_py.text import one_line
-from jetcapture_py.verify import rows
-from jetcapture_py.verify.incarnation import Incarnation as Incarnation
-from jetcapture_py.verify.rows import DamagedError as DamagedError
+from jetcapture_py.verify.scope import Incarnation
 
 TAIL = footer.USUAL
 """Bytes read first from an object's end; most footers fit."""
@@ -36,6 +40,22 @@ _SINCE_CHECKSUMS = ("digest", layout.CHECKSUM, layout.FOOTER_CHECKSUM)
 """Entries introduced with the checksums: whichever bit is flipped, one of them remains."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, KeyError, IndexError, OverflowError)
 """Errors that Arrow raises for damaged files."""
+_READ_AHEAD = 8 << 20
+_BLOCKS = (8 << 20, 128 << 20, 1 << 30)
+"""Bytes of text that are parsed at once; a row must fit, so larger ones are tried where it does not."""
+_TOO_SMALL = "straddl"
+_CONTENT = re.compile(r"(?<= columns), got .*")
+"""Arrow's excerpt of a row with too few fields, which does not belong in a report."""
+_TYPES = {layout.SEQ: pa.int64(), layout.TIMESTAMP: pa.timestamp("us", "UTC")}
+_CODECS = {end: codec for codec, end in layout.COMPRESSED.items() if end}
+_AHEAD = 4
+"""Maximum items per thread in progress or waiting to be taken: results take memory."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class DamagedError(Exception):
+    """The object has changed since it was stored; the text says how."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +152,7 @@ def _examine_rows(
 
 def _read_rows(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
     """Read the messages of an object without a footer, and compare them with its name."""
-    seqs, times = rows.identities(storage, file, name, writer)
+    seqs, times = _row_identities(storage, file, name, writer)
     if len(seqs) != name.rows or not name.rows:
         raise DamagedError(f"it has {len(seqs)} rows, and its name says {name.rows}")
     seqs, times = _once(name, seqs, times)
@@ -400,3 +420,82 @@ class _Object:
         if self._data is None:
             return open_parquet(self._storage.open(self._file), **options)
         return open_parquet(pa.BufferReader(self._data), **options)
+
+
+def _row_identities(storage: ArchiveFiles, file: File, name: ObjectName, writer: UserWriter | None) -> tuple[Any, Any]:
+    """Sequence and timestamp in microseconds of each row, as int64 arrays, in the object's order.
+
+    `writer` reads objects of its own format. Raises DamagedError, VanishedError, StoreError.
+    """
+    try:
+        if name.suffix in layout.TEXT_SUFFIXES:
+            tables = _text(storage, file, name.suffix)
+        elif writer is not None:
+            tables = [writer.read(pa.py_buffer(storage.read(file)))]
+        else:
+            raise DamagedError("no writer is configured that can read this format")
+        seqs, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for table in tables:
+            if table.column(layout.SEQ).null_count or table.column(layout.TIMESTAMP).null_count:
+                raise DamagedError("it has rows without a sequence and a timestamp")
+            seqs.append(table.column(layout.SEQ).cast(pa.int64()).to_numpy())
+            stamps = table.column(layout.TIMESTAMP).cast(_TYPES[layout.TIMESTAMP])
+            times.append(stamps.cast(pa.int64()).to_numpy())
+    except VanishedError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"it cannot be read: {_CONTENT.sub('', one_line(error))}") from error
+    return np.concatenate(seqs), np.concatenate(times)
+
+
+def _text(storage: ArchiveFiles, file: File, suffix: str) -> list[pa.Table]:
+    for size in _BLOCKS:
+        try:
+            return list(_parsed(storage, file, suffix, size))
+        except pa.ArrowInvalid as error:
+            if _TOO_SMALL not in str(error) or size == _BLOCKS[-1]:
+                raise
+    raise AssertionError("the last size has returned or raised")
+
+
+def _parsed(storage: ArchiveFiles, file: File, suffix: str, size: int) -> Iterator[pa.Table]:
+    _, kind, *end = suffix.split(".")
+    stream: Any = pa.BufferedInputStream(storage.stream(file), _READ_AHEAD)
+    if end:
+        stream = pa.CompressedInputStream(stream, _CODECS[f".{end[0]}"])
+    if kind == "csv":
+        reader = pc_csv.open_csv(
+            stream,
+            read_options=pc_csv.ReadOptions(block_size=size, use_threads=False),
+            parse_options=pc_csv.ParseOptions(newlines_in_values=True),
+            convert_options=pc_csv.ConvertOptions(include_columns=list(_TYPES), column_types=_TYPES),
+        )
+    else:
+        reader = pc_json.open_json(
+            stream,
+            read_options=pc_json.ReadOptions(block_size=size, use_threads=False),
+            parse_options=pc_json.ParseOptions(
+                explicit_schema=pa.schema(list(_TYPES.items())), unexpected_field_behavior="ignore"
+            ),
+        )
+    for batch in reader:
+        yield pa.Table.from_batches([batch])
+
+
+def in_order(
+    name: str, workers: int, work: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[tuple[Item, Result]]:
+    """Yield every item with its result. A single worker runs in the caller's thread, which is faster."""
+    if workers <= 1:
+        yield from ((item, work(item)) for item in items)
+        return
+    pending: deque[tuple[Item, Future[Result]]] = deque()
+    with ThreadPoolExecutor(workers, name) as threads:
+        for item in items:
+            if len(pending) >= workers * _AHEAD:
+                done, future = pending.popleft()
+                yield done, future.result()
+            pending.append((item, threads.submit(work, item)))
+        while pending:
+            done, future = pending.popleft()
+            yield done, future.result()

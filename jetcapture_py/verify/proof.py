@@ -30,8 +30,7 @@ from jetcapture_py.verify.lost import FILTERS, Loss, are, find_losses, unselecte
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey, user_writer
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, known_state
-from jetcapture_py.verify.stream import read
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, known_state, read
 
 TIMEOUT = 10.0
 """Seconds without a server's answer, or without progress in a range, after which the stream counts as unavailable."""

@@ -14,9 +14,9 @@ from jetcapture_py.config.block import BlockConfig
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.copies import Copies, Finder, Seen
-from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
-from jetcapture_py.verify.in_order import in_order
+from jetcapture_py.verify.examine import DamagedError, Held, examine, in_order
 from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scope import Incarnation
 
 MOST_LISTED = 10_000
 """Maximum problems of each kind that are kept; all are counted."""

@@ -33,10 +33,9 @@ from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import HEADERS, REPLY
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
-from jetcapture_py.verify.incarnation import Incarnation
 from jetcapture_py.verify.lost import StreamContents, contents
 from jetcapture_py.verify.scan import survey
-from jetcapture_py.verify.scope import GONE_ONCE_ACKED, restored_to
+from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Incarnation, restored_to
 from spark_jobs.publishing.instructions import instructs
 from spark_jobs.replaying.target import replayed_identities
 from spark_jobs.replaying.task import FROM_SEQ, FROM_TIME, REPLAY, SEQ, TIMESTAMP

@@ -14,8 +14,8 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import copies, ranges
-from jetcapture_py.verify.examine import Incarnation
 from jetcapture_py.verify.scan import ArchiveScan, survey
+from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import Identity, encoded, put
 
 CREATED = "2024-01-01T00:00:00Z"

@@ -23,8 +23,9 @@ from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import examine as verify_object
-from jetcapture_py.verify.examine import DamagedError, Held, Incarnation, examine
+from jetcapture_py.verify.examine import DamagedError, Held, examine
 from jetcapture_py.verify.scan import ArchiveScan, survey
+from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import encoded, lay_out, merge, put, tangle
 
 CREATED = "2024-01-01T00:00:00Z"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jetcapture_py.config.units import microseconds_of, parse_time
-from jetcapture_py.verify.incarnation import Incarnation
+from jetcapture_py.verify.scope import Incarnation
 
 BEFORE, CREATED = "2026-05-01T11:00:00Z", "2026-05-01T12:00:00Z"
 OLDEST, SINCE = (microseconds_of(parse_time(text)) for text in (BEFORE, CREATED))
