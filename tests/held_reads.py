@@ -172,19 +172,26 @@ def _said(error: Exception) -> str:
 
 
 def held_reads(spark: SparkSession, root: Path, count: int, seed: int) -> Counter[str]:
-    """How `count` reads ended, the archive at `root` changing all the time."""
+    """How reads ended, the archive at `root` changing all the time.
+
+    At least `count` reads, of which one was right, and at least one compaction.
+    """
     capture = Capture(root, random.Random(seed))
     for _ in range(30):
         capture.store()
     reader = Reader(spark, root, capture, random.Random(seed + 1))
-    chance = random.Random(seed + 2)
+    chance, compactions = random.Random(seed + 2), 0
 
     def compacted() -> None:
+        nonlocal compactions
         summary = compact(spark, str(root), STREAM, older_than=0, grace=chance.choice((0, 1, 3)))
         assert not summary.errors, summary.errors
+        compactions += 1
 
-    with _again_and_again(capture.store, 0.3), _again_and_again(compacted, 10):
-        for number in range(1, count + 1):
+    with _again_and_again(capture.store, 0.3), _again_and_again(compacted, 5):
+        number = 0
+        while number < count or not (wrong(reader.outcomes) or (compactions and reader.outcomes[RIGHT])):
+            number += 1
             reader.step()
             if number % 20 == 0:
                 logger.info("%d reads: %s", number, dict(reader.outcomes))
