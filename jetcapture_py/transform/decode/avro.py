@@ -68,7 +68,7 @@ _KEPT_BYTES = 8 << 20
 class _Budget(threading.local):
     """The values that the calling thread may still read."""
 
-    left = 0
+    left = 0.0
 
 
 _budget = _Budget()
@@ -106,17 +106,17 @@ class _Writer:
 
     def within_budget(self, rows: int, size: int) -> Any:
         """Return the schema to read `rows` datums of `size` bytes with: one that is counted if they may be too many."""
-        values = rows * self.leaves + int(size * self.costs.dense)
-        if values > _budget.left:
+        left = _budget.left - rows * self.leaves - size * self.costs.dense
+        if left < 0:
             return counted(self.schema, _COUNTED)
-        _budget.left -= values
+        _budget.left = left
         return self.schema
 
     def read(self, stream: io.BytesIO, size: int, schema: Any) -> Any:
         """Read one datum of at most `size` bytes. Raises ValueError; BatchTooWideError beyond the budget."""
         deep = self.costs.recursive and size * self.costs.nested > _SAFE_LEVELS
         read = slow_reader.schemaless_reader if deep else fastavro.schemaless_reader
-        start, left = stream.tell(), _budget.left
+        start, left = (0, 0) if self.reader is None else (stream.tell(), _budget.left)
         try:
             value: Any = read(stream, schema, None)
             if self.reader is not None:  # then it skips fields without looking whether they are there
