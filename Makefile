@@ -23,7 +23,7 @@ FOR_DEV = $(VENV)/installed-dev
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs java
+.PHONY: help demo test test-exhaustive test-all test-lowest lint bench chaos clean dist docs screenshots java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
@@ -34,7 +34,8 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make docs    write the tables of docs/configuration.md, docs/compatibility.md and docs/kubernetes.md'
+	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md and kubernetes.md, and docs/modules.md'
+	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'
 	@echo 'make dist    what a release consists of, in dist: sdist, wheel, chart (with helm), SBOM, checksums'
 	@echo 'make clean   remove .venv, caches and builds; archives of the demonstration stay'
 
@@ -79,6 +80,9 @@ chaos: $(FOR_DEV) java
 
 docs: $(FOR_DEV)
 	@$(VENV)/bin/python docs/generate.py
+
+screenshots: $(FOR_DEV) java
+	@$(VENV)/bin/python docs/screenshots.py $(ARGS)
 
 # the SBOM is that of the wheel with the extras of the image
 dist: $(FOR_DEV)

@@ -187,9 +187,8 @@ class ArchiveArguments(PartArguments):
     dedupe: Annotated[
         Literal["auto", "full", "none"],
         Option(
-            help="auto: drop copies of a message under the same key and bucket, which is all of them unless `key` or "
-            "block.interval has changed; full: also drop copies under other keys and buckets, by comparing all "
-            "messages; none: keep all copies."
+            help="Which copies of a message to drop. auto: those under its key and bucket, enough unless `key` or "
+            "block.interval changed; full: compare all messages (slow); none."
         ),
     ] = "auto"
 
@@ -226,7 +225,7 @@ class SurveyArguments:
         bool,
         Option(
             "--no-survey",
-            help="Do not read all rows first; fail at the first row without a usable subject.",
+            help="Skip the check of all rows; fail at the first invalid subject.",
         ),
     ] = False
 

@@ -118,6 +118,13 @@ def test_the_tables_of_compatibility_are_those_of_the_tests() -> None:
     assert generate.compatibility(text) == text, "run `make docs`"
 
 
+def test_the_map_of_modules_is_that_of_their_docstrings() -> None:
+    generate = generator()
+    text = generate.MODULES.read_text()
+    assert generate.modules() == text, "run `make docs`"
+    assert not re.findall(r"^\| `\w+\.py` \|  \|$", text, re.MULTILINE), "a module has no docstring"
+
+
 def test_the_table_of_values_is_that_of_the_chart() -> None:
     generate = generator()
     text = generate.KUBERNETES.read_text()
