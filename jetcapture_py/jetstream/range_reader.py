@@ -3,21 +3,27 @@
 The range comes from a short-lived consumer without acknowledgements; the stream's own consumers are not touched. After
 any failure it is abandoned, and a new one continues after the last message received. Nothing is returned before the
 consumer's delivery count confirms that everything before it has arrived.
+
+With retention `interest`, such a consumer would delete messages, so they are requested one by one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import re
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import nats.errors
 
-from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.ack_subject import position
+from jetcapture_py.config.subjects import matches
+from jetcapture_py.errors import MissingStreamError, SourceError
+from jetcapture_py.jetstream.ack_subject import first_delivery, position
 from jetcapture_py.jetstream.connection import ApiError, UnavailableError
 from jetcapture_py.jetstream.imported import OneAnswerError, PullAnswers
 from jetcapture_py.jetstream.pull_status import Reaction, parse_status, undelivered, undelivered_bytes
@@ -34,6 +40,36 @@ ENOUGH = 16_384
 """Number of received messages from which on they are returned, regardless of size."""
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
+
+AT_ONCE = 50
+"""Messages that are requested at once, one by one."""
+NOBODY = "none"
+"""The consumer's name in the ack subjects of messages that no consumer delivered."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> list[dict[str, Any]]:
+    """Return the stored messages with these sequences, at most `AT_ONCE`, as the API has them. Raises SourceError."""
+    messages = await asyncio.gather(*(session.message(stream, seq=seq) for seq in seqs))
+    return [message for message in messages if message is not None]
+
+
+def received_of(stream: str, messages: Sequence[dict[str, Any]], *, headers_only: bool = False) -> Received:
+    """Return messages of the API as if a consumer `NOBODY` had delivered them."""
+    return Received.of(
+        [message["subject"].encode() for message in messages],
+        [first_delivery(stream, NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
+        [base64.b64decode(message.get("hdrs", "")) for message in messages],
+        [b"" if headers_only else base64.b64decode(message.get("data", "")) for message in messages],
+    )
+
+
+def nanoseconds(text: str) -> int:
+    """Parse a time of the JetStream API to nanoseconds since the epoch."""
+    fraction = re.search(r"\.(\d+)", text)
+    digits = (fraction[1] if fraction else "").ljust(9, "0")[:9]
+    moment = datetime.fromisoformat(text).replace(microsecond=0)
+    return (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int(digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +188,8 @@ class RangeReader:
         clock = asyncio.get_running_loop().time
         troubled: float | None = None
         try:
+            if await self._session.consumers_delete(self._wanted.stream):
+                await self._request_all()
             while not self._finished:
                 total = self._inbox.total
                 await self._session.retry(self._attach)
@@ -167,6 +205,40 @@ class RangeReader:
 
     async def _failed(self, error: Exception) -> None:
         self._failure = error
+
+    async def _request_all(self) -> None:
+        """Read the range message by message, without a consumer."""
+        session, wanted, stream = self._session, self._wanted, self._wanted.stream
+        if wanted.per_subject:
+            raise SourceError(
+                f"the last message of each subject of stream {stream} cannot be read: that takes a consumer, and with "
+                "retention interest its end would delete messages that no other consumer needs; read all messages"
+            )
+        await session.retry(lambda: self._started({}))
+        created, first = (await session.state(stream)).created, wanted.first
+        while first < wanted.end and not self._finished:
+            following = min(first + AT_ONCE, wanted.end)
+            messages = await requested(session, stream, range(first, following))
+            messages = [message for message in messages if matches(message["subject"], wanted.subjects)]
+            if (await session.state(stream)).created != created:
+                raise MissingStreamError(f"stream {stream} was deleted and recreated while it was read")
+            first = following
+            if messages:
+                if messages[-1]["seq"] - self._last > len(messages):
+                    self._skips()
+                self._last = messages[-1]["seq"]
+                self._left.append((NOBODY, received_of(stream, messages, headers_only=wanted.headers_only)))
+                self._ready.set()
+            elif first < wanted.end:
+                first = await session.next_match(stream, first, wanted.subjects) or wanted.end
+            await self._check()
+            while self._left:
+                self._wake.clear()
+                await self._wake.wait()
+        if self._finished:
+            return
+        await (self._check() if self._complete else self._check_end())
+        self._finish()
 
     async def _attach(self) -> None:
         """Create a consumer that starts after the last message, and subscribe."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self, TypeVar
@@ -89,6 +89,7 @@ class ReadSession:
         self._login, self._name = login, name
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._denied = ""
+        self._retentions: dict[str, str] = {}  # of streams, as last seen
 
     async def open(self) -> None:
         """Connect. Raises SourceError."""
@@ -157,15 +158,57 @@ class ReadSession:
 
     async def state(self, stream: str) -> StreamState:
         """Return the current state of the stream."""
-        return StreamState.of(await self.request(f"STREAM.INFO.{stream}"))
+        state = StreamState.of(await self.request(f"STREAM.INFO.{stream}"))
+        self._retentions[stream] = state.retention
+        return state
+
+    async def consumers_delete(self, stream: str) -> bool:
+        """Whether a short-lived consumer would delete messages.
+
+        With retention `interest`, the server deletes what no other consumer needs, when one has read it or ends.
+        """
+        if stream not in self._retentions:
+            await self.state(stream)
+        return self._retentions[stream] == "interest"
+
+    async def message(self, stream: str, **which: Any) -> dict[str, Any] | None:
+        """Return one message as the API has it (STREAM.MSG.GET, from the stream's leader); None without such a message.
+
+        Raises SourceError.
+        """
+        try:
+            message: dict[str, Any] = (await self.request(f"STREAM.MSG.GET.{stream}", which))["message"]
+        except ApiError:  # no such message; everything else is a SourceError
+            return None
+        return message
+
+    async def next_match(self, stream: str, seq: int, subjects: Iterable[str]) -> int | None:
+        """Return the sequence of the first message on `subjects` (empty: all) from `seq` on; None without one."""
+        messages = [await self.message(stream, seq=seq, next_by_subj=subject) for subject in subjects or (">",)]
+        return min((int(message["seq"]) for message in messages if message is not None), default=None)
 
     async def first_at(self, stream: str, moment: datetime) -> int:
         """Return the sequence of the first message stored at `moment` or later, from a consumer that starts there."""
+        if await self.consumers_delete(stream):
+            return await self._search(stream, moment)
         config = {"deliver_policy": "by_start_time", "opt_start_time": format_time(moment)}
         name = _consumer_name()  # the same for every attempt, so that none is left behind by an unanswered one
         _, answer = await self.retry(lambda: self.create_consumer(stream, config, name))
         await self.delete_consumer(stream, name)
         return int(answer["delivered"]["stream_seq"]) + 1
+
+    async def _search(self, stream: str, moment: datetime) -> int:
+        """Do the same as `first_at`, without a consumer."""
+        state = await self.state(stream)
+        low, high = state.first, state.last + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = await self.message(stream, seq=middle, next_by_subj=">")
+            if message is None or message["seq"] >= high or datetime.fromisoformat(message["time"]) >= moment:
+                high = middle
+            else:
+                low = int(message["seq"]) + 1
+        return low
 
     async def create_consumer(
         self, stream: str, config: Mapping[str, Any], name: str | None = None

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
-from jetcapture_py.jetstream.ack_subject import first_delivery
-from jetcapture_py.jetstream.connection import ApiError
-from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+from jetcapture_py.jetstream.range_reader import (
+    AT_ONCE,
+    NOBODY,
+    RangeReader,
+    StreamRange,
+    received_of,
+    requested,
+)
 from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import Received
 
 Part = tuple[str, Received]
 """The name of the consumer in the ack subjects of messages, and the messages."""
 
-_NOBODY = "none"
-"""The consumer's name in the ack subjects of messages that no consumer delivered."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_SKIPPED = 1_000
 """Sequences without a matching message after which the search message by message ends."""
-_AT_ONCE = 50
-"""Messages that are requested at once."""
 _NARROW = 4
 """Maximum messages read for each wanted one, unless they are close together."""
 
@@ -82,40 +78,13 @@ async def _one_by_one(
 ) -> list[Part]:
     found: list[dict[str, Any]] = []
     skipped = 0
-    for last in range(state.last, state.first - 1, -_AT_ONCE):
+    for last in range(state.last, state.first - 1, -AT_ONCE):
         if len(found) >= count or skipped >= _MOST_SKIPPED:
             break
-        seqs = range(last, max(state.first, last - _AT_ONCE + 1) - 1, -1)
-        for message in await asyncio.gather(*(_message(session, stream, seq) for seq in seqs)):
-            if message is not None and matches(message["subject"], filters):
-                found.append(message)
-            else:
-                skipped += 1
-    return [(_NOBODY, _received(stream, found[count - 1 :: -1]))] if found else []
-
-
-async def _message(session: ReadSession, stream: str, seq: int) -> dict[str, Any] | None:
-    """Return a stored message as the API has it, None if there is none."""
-    try:
-        answer = await session.request(f"STREAM.MSG.GET.{stream}", {"seq": seq})
-    except ApiError:
-        return None
-    message: dict[str, Any] = answer["message"]
-    return message
-
-
-def _received(stream: str, messages: Sequence[dict[str, Any]]) -> Received:
-    return Received.of(
-        [message["subject"].encode() for message in messages],
-        [first_delivery(stream, _NOBODY, message["seq"], nanoseconds(message["time"])) for message in messages],
-        [base64.b64decode(message.get("hdrs", "")) for message in messages],
-        [base64.b64decode(message.get("data", "")) for message in messages],
-    )
-
-
-def nanoseconds(text: str) -> int:
-    """Parse a time of the JetStream API to nanoseconds since the epoch."""
-    fraction = re.search(r"\.(\d+)", text)
-    digits = (fraction[1] if fraction else "").ljust(9, "0")[:9]
-    moment = datetime.fromisoformat(text).replace(microsecond=0)
-    return (moment - _EPOCH) // timedelta(seconds=1) * 10**9 + int(digits)
+        seqs = range(last, max(state.first, last - AT_ONCE + 1) - 1, -1)
+        matching = [
+            message for message in await requested(session, stream, seqs) if matches(message["subject"], filters)
+        ]
+        found += matching
+        skipped += len(seqs) - len(matching)
+    return [(NOBODY, received_of(stream, found[count - 1 :: -1]))] if found else []

@@ -17,7 +17,7 @@ from jetcapture_py.errors import MissingStreamError
 from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import StreamState
 from jetcapture_py.jetstream.wire.inbox import Received
-from spark_jobs.datasource.offsets import StreamPartition, check_created, check_there, find_next
+from spark_jobs.datasource.offsets import StreamPartition, check_created, check_there
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 
@@ -126,5 +126,5 @@ class Fetch(RangeReader):
         """Whether the stream's leader has further messages of the range that the consumer's server still lacks."""
         if not self._replicated or self._part.per_subject:
             return False
-        following = await find_next(self._session, self._options, self._last + 1)
+        following = await self._session.next_match(self._options.stream, self._last + 1, self._options.subjects)
         return following is not None and following < self._part.end

@@ -12,15 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
 from jetcapture_py.errors import SourceError
-from jetcapture_py.jetstream.connection import ApiError
-from jetcapture_py.jetstream.read_session import ReadSession, StreamState
+from jetcapture_py.jetstream.read_session import StreamState
 from jetcapture_py.verify.scope import restored_to
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
@@ -44,24 +42,6 @@ class StreamPartition(InputPartition):
     end: int
     created: str
     per_subject: bool = False
-
-
-async def find_message(session: ReadSession, stream: str, **wanted: Any) -> int | None:
-    """Ask the stream's leader for one message (STREAM.MSG.GET); return its sequence, None without such a message."""
-    try:
-        answer = await session.request(f"STREAM.MSG.GET.{stream}", wanted)
-    except ApiError:  # no such message; everything else is a SourceError
-        return None
-    return int(answer["message"]["seq"])
-
-
-async def find_next(session: ReadSession, options: ReadOptions, seq: int) -> int | None:
-    """Return the sequence of the first matching message at or after `seq`; None without one."""
-    found = [
-        await find_message(session, options.stream, seq=seq, next_by_subj=subject)
-        for subject in options.subjects or (">",)
-    ]
-    return min((match for match in found if match is not None), default=None)
 
 
 class Positions:
@@ -120,12 +100,14 @@ class Positions:
         if ">" in subjects and not state.gaps:
             return state.last if state.first <= state.last else 0
         subjects = _EVERY_SUBJECT if ">" in subjects else subjects
-        run, find = self._session.run, partial(find_message, self._session.reads, self._stream)
-        return max(run(find(last_by_subj=subject)) or 0 for subject in subjects)
+        messages = [
+            self._session.run(self._session.reads.message(self._stream, last_by_subj=subject)) for subject in subjects
+        ]
+        return max(0 if message is None else int(message["seq"]) for message in messages)
 
     def next_match(self, seq: int) -> int | None:
         """Return the sequence of the first matching message at or after `seq`; None without one."""
-        return self._session.run(find_next(self._session.reads, self._options, seq))
+        return self._session.run(self._session.reads.next_match(self._stream, seq, self._options.subjects))
 
     def limited(self, first: int, end: int, most: int, state: StreamState) -> int:
         """Return the end of a batch that starts at `first`: at most `end`, and at most `most` existing sequences later.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import range_reader
@@ -16,6 +17,7 @@ from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.session import Session
 from tests.integration.spark.live import ENVELOPE, Live
 from tests.support.nats_server import NatsServer
+from tests.support.running import STREAM
 
 MESSAGES = 20_000
 
@@ -162,6 +164,33 @@ def test_a_stray_message_in_our_inbox_is_ignored(live: Live, monkeypatch: pytest
 
     monkeypatch.setattr(Fetch, "_attach", attach)
     assert list(sequences(live, options)) == list(range(1, 11))
+
+
+def test_an_interest_stream_is_read_without_a_consumer_that_would_delete_what_no_other_one_needs(live: Live) -> None:
+    """The server keeps such messages when a stream's retention changes, until some consumer has read them or ends."""
+    live.fill(300)
+    moment = live.do(lambda stream: stream.get_msg(STREAM, 150)).time
+    live.delete(1, 2, *range(60, 200), 300)
+    needed = ConsumerConfig(durable_name="other", filter_subject="orders.*", deliver_policy=DeliverPolicy.ALL)
+    live.do(lambda stream: stream.add_consumer(STREAM, needed))
+    live.fill(100, "orders.unneeded.{}")
+    interest = StreamConfig(name=STREAM, subjects=["orders.>"], retention=RetentionPolicy.INTEREST)
+    live.do(lambda stream: stream.update_stream(interest))
+    expected = [*range(3, 60), *range(200, 300), *range(301, 401)]
+    options = live.read_options(startingTimestamp=str(moment))
+    assert list(sequences(live, options)) == expected
+    assert list(sequences(live, live.read_options(subjects="orders.unneeded.*"))) == list(range(301, 401))
+    part = StreamPartition(40, 230, created(live, options))
+    assert list(sequences(live, options, part=part)) == [*range(40, 60), *range(200, 230)]
+    with Session(options, "test") as session:
+        positions = Positions(session, options)
+        assert 60 <= positions.first(positions.state()) <= 200
+        received = list(Fetch(session, options, StreamPartition(3, 401, part.created), bare=True))
+        assert sum(len(chunk) for _, chunk in received) == len(expected)
+    with pytest.raises(SourceError, match="the last message of each subject of stream ORDERS cannot be read"):
+        list(sequences(live, options, part=StreamPartition(3, 401, part.created, per_subject=True)))
+    assert live.do(lambda stream: stream.stream_info(STREAM)).state.messages == len(expected)
+    assert live.consumers() == ["other"]
 
 
 def created(live: Live, options: ReadOptions) -> str:
