@@ -131,7 +131,7 @@ def _warnings(state: CaptureState, history: History) -> Iterator[Notice]:
             level="warning",
             text=f"{plural(recent, 'message', grouped=True)} went to the quarantine in the last quarter of an hour.",
             action="Nothing is lost. Use the reasons below to fix the producer or decoder, then publish them again: "
-            "jetcapture spark replay --quarantine.",
+            "jetcapture spark replay --quarantine --allow-loop.",
         )
 
 

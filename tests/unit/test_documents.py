@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -123,6 +124,18 @@ def test_the_map_of_modules_is_that_of_their_docstrings() -> None:
     text = generate.MODULES.read_text()
     assert generate.modules() == text, "run `make docs`"
     assert not re.findall(r"^\| `\w+\.py` \|  \|$", text, re.MULTILINE), "a module has no docstring"
+
+
+def test_the_supported_versions_are_those_that_are_tested() -> None:
+    supported = section("docs/compatibility.md", "Support")
+    servers = re.search(r"for version in ([\d. ]+); do", (REPOSITORY / ".ci" / "run").read_text())
+    assert servers is not None
+    assert all(version in supported for version in servers[1].split())
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    pythons = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r"Python :: 3\.\d+$", text)]
+    assert f"| {pythons[0]} to {pythons[-1]} |" in supported
+    spark = next(text for text in project["optional-dependencies"]["spark"] if text.startswith("pyspark"))
+    assert f"PySpark {spark.removeprefix('pyspark>=').partition(',')[0]} " in supported
 
 
 def test_the_table_of_values_is_that_of_the_chart() -> None:
