@@ -270,11 +270,12 @@ def test_every_place_that_the_architecture_names_is_there() -> None:
 
 
 def test_every_package_is_in_the_architecture() -> None:
-    text = read("docs/architecture.md")
+    text, picture = read("docs/architecture.md"), read("docs/images/house.svg")
     for package in PACKAGES:
         for path in (REPOSITORY / package).iterdir():
             if (path / "__init__.py").exists():
                 assert f"`{package}.{path.name}`" in text or f"`.{path.name}`" in text, path
+                assert re.search(rf"\b{path.name}\b", picture), path
 
 
 def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
