@@ -201,10 +201,10 @@ def _identities(path: Path, config: Config) -> tuple[_Identity, _Identity, list[
     With other credentials, a consumer of the same name may belong to another account.
     """
     source, nats = config.source, config.nats
-    login = nats.model_dump(include=_LOGIN)
+    login = (nats.tls.cert if nats.tls else None, *nats.model_dump(include=_LOGIN).values())
     work = source.stream, source.consumer, config.store.url.removeprefix("file://").rstrip("/")
     consumers: list[_Identity] = [
-        (*_server(url), nats.js_api, *login.values(), source.stream, source.consumer) for url in nats.servers
+        (*_server(url), nats.js_api, *login, source.stream, source.consumer) for url in nats.servers
     ]
     return (path.stem,), work, consumers
 

@@ -90,12 +90,18 @@ def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
 def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_server(tmp_path: Path) -> None:
     write(tmp_path, "first")
     write(tmp_path, "second", source={"stream": "FIRST", "consumer": "other"})
-    logins = ({"user": "a", "password": "b"}, {"token": "c"}, {"domain": "hub"}, {"servers": ["nats://127.0.0.1:4223"]})
+    logins = (
+        {"user": "a", "password": "b"},
+        {"token": "c"},
+        {"tls": {"cert": "/certs/a.pem", "key": "/certs/a.key"}},  # with verify_and_map, it selects the account
+        {"domain": "hub"},
+        {"servers": ["nats://127.0.0.1:4223"]},
+    )
     for number, login in enumerate(logins):
         nats = {**CAPTURE["nats"], **login}
         source = {"stream": "FIRST", "consumer": "archive"}
         write(tmp_path, f"more{number}", nats=nats, source=source, store={"url": f"/elsewhere/{number}"})
-    assert len(ConfigFiles([tmp_path]).read().configs) == 6
+    assert len(ConfigFiles([tmp_path]).read().configs) == 7
 
 
 def test_captures_are_named_after_their_files_so_names_differ_and_leave_room_for_metrics(tmp_path: Path) -> None:
