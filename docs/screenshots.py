@@ -47,7 +47,7 @@ def main() -> None:
             report = _capture(server.url, home, minutes * 60)
         finally:
             server.kill()
-        _picture(report.as_uri(), IMAGES / "report.png", 1180, 1090, home)
+        _picture(report.as_uri(), IMAGES / "report.png", 1180, 1118, home)
 
 
 def _capture(url: str, home: Path, seconds: float) -> Path:
@@ -66,7 +66,7 @@ def _capture(url: str, home: Path, seconds: float) -> Path:
         page = home / "status.html"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/snapshot", timeout=60) as answer:
             page.write_bytes(answer.read())
-        _picture(page.as_uri(), IMAGES / "status.png", 1160, 792, home)
+        _picture(page.as_uri(), IMAGES / "status.png", 1160, 786, home)
         first.drain()
         second.drain()
     report = home / "report.html"
@@ -105,7 +105,11 @@ def _picture(url: str, target: Path, width: int, height: int, home: Path) -> Non
         raise SystemExit(f"one of {', '.join(CHROMIUM)} is needed")
     options = ["headless", "no-sandbox", "no-first-run", "hide-scrollbars", *(f"disable-{name}" for name in QUIET)]
     options += [f"user-data-dir={home / 'chromium'}", f"window-size={width},{height}", f"screenshot={target}"]
-    subprocess.run([program, *(f"--{option}" for option in options), url], check=True, timeout=300)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        [program, *(f"--{option}" for option in options), url], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode or not target.exists():
+        raise SystemExit(f"{program} took no picture: {done.stderr}")
 
 
 if __name__ == "__main__":
