@@ -6,12 +6,14 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.store.archive import ArchiveFiles, File
 from spark_jobs.archive import read_archive
 from spark_jobs.query import main
 from spark_jobs.reading.arrow_engine import ArrowEngine, rows_of
@@ -105,22 +107,7 @@ def test_range_keys_columns_and_quarantine_choose_as_ever(spark: SparkSession, a
     assert len(same(*both(spark, archive, quarantine=True))) == 1
 
 
-class Counting(io.BytesIO):
-    """A file that knows how much of it was read."""
-
-    taken = 0
-
-    @property
-    def size(self) -> int:
-        return self.getbuffer().nbytes
-
-    def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size)
-        self.taken += len(data)
-        return data
-
-
-def test_only_the_columns_and_row_groups_that_are_needed_are_fetched() -> None:
+def test_only_the_columns_and_row_groups_that_are_needed_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     count, target = 40_000, io.BytesIO()
     table = pa.table(
         {
@@ -131,12 +118,23 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched() -> None:
     )
     pq.write_table(table, target, row_group_size=count // 4, compression="none", use_dictionary=False)
 
-    def read(names: list[str], engine: ArrowEngine, ranges: list[tuple[int, int]] | None = None) -> tuple[int, int]:
-        file = Counting(target.getvalue())
-        found = sum(batch.num_rows for batch in rows_of(file, engine, names, str, ranges))
-        return found, file.taken
+    fsspec.filesystem("memory").pipe_file("/needed/rows.parquet", target.getvalue())
+    files, fetch, sizes = ArchiveFiles("memory://needed", {}), ArchiveFiles.read, list[int]()
 
-    everything = ArrowEngine(url="", options={}, start=None, end=None)
+    def counted(files: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:
+        data = fetch(files, file, start, end)
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(ArchiveFiles, "read", counted)
+
+    def read(names: list[str], engine: ArrowEngine, ranges: list[tuple[int, int]] | None = None) -> tuple[int, int]:
+        sizes.clear()
+        with files.parquet(files.at("rows.parquet")) as parquet:
+            found = sum(batch.num_rows for batch in rows_of(parquet, engine, names, str, ranges))
+        return found, sum(sizes)
+
+    everything = ArrowEngine(files=files, start=None, end=None)
     whole = count * (8 + 8 + 320)
     found, taken = read(table.schema.names, everything)
     assert found == count
@@ -145,10 +143,10 @@ def test_only_the_columns_and_row_groups_that_are_needed_are_fetched() -> None:
     assert found == count
     assert taken < whole / 20
     moment = datetime.fromtimestamp(0, UTC).replace(microsecond=count // 4)
-    found, taken = read(table.schema.names, ArrowEngine(url="", options={}, start=None, end=moment))
+    found, taken = read(table.schema.names, ArrowEngine(files=files, start=None, end=moment))
     assert found == count // 4
     assert taken < whole / 3
-    found, taken = read(table.schema.names, ArrowEngine(url="", options={}, start=moment, end=None))
+    found, taken = read(table.schema.names, ArrowEngine(files=files, start=moment, end=None))
     assert found == count * 3 // 4
     assert taken < whole * 0.8
     found, taken = read(table.schema.names, everything, [(5, 6), (count - 1, count)])
