@@ -13,8 +13,8 @@ LONGEST = 300
 LONGEST_LOGGED = 2000
 """Maximum length of an error in the log; the reason may follow long paths."""
 
-_MOST_READ = 1 << 16
-_MOST_PARTS = 10
+_MAX_READ = 1 << 16
+_MAX_PARTS = 10
 """Maximum errors of a group that are shown."""
 
 _USERINFO = re.compile(r"""//(?:[^/\s"'<>]*|[^/\s"'<>@:]*:(?!\d+[/?#])(?:/?[^/\s"'<>])*/?)@""")
@@ -43,8 +43,8 @@ def one_line(error: object, limit: int = LONGEST) -> str:
     Exceptions become `Type: text`, groups include their errors; other objects become their text. Never raises.
     """
     text = _text(error).lstrip()
-    words = text[:_MOST_READ].split()
-    if len(text) > _MOST_READ and len(words) > 1:
+    words = text[:_MAX_READ].split()
+    if len(text) > _MAX_READ and len(words) > 1:
         words.pop()  # a truncated credential might not be recognized
     line = without_credentials(" ".join(words))
     if not line.isprintable():
@@ -91,8 +91,8 @@ def _text(error: object) -> str:
             return str(error)
         text = str(error)
         if isinstance(error, BaseExceptionGroup):
-            parts = "; ".join(one_line(part) for part in error.exceptions[:_MOST_PARTS])
-            more = "; …" if len(error.exceptions) > _MOST_PARTS else ""
+            parts = "; ".join(one_line(part) for part in error.exceptions[:_MAX_PARTS])
+            more = "; …" if len(error.exceptions) > _MAX_PARTS else ""
             text = f"{error.message} [{parts}{more}]"
     except BaseException:  # user-defined methods may raise anything
         text = ""

@@ -40,7 +40,7 @@ from spark_jobs.reading.scan import Scans
 Dedupe = Literal["auto", "full", "none"]
 Engine = Literal["spark", "arrow"]
 
-MOST_SCANS = 16
+MAX_SCANS = 16
 """Native reads of objects that have to be read in different ways. Each takes time to plan, and a drift of several
 columns has hundreds of combinations; the objects with the fewest rows are then read with Arrow."""
 _FEW_SCANS = 4
@@ -338,7 +338,7 @@ class _Reader:
         for name in names:
             alike[self.schema_of[name]].append(name)
         schemas = sorted(alike, key=lambda schema: -sum(name.rows for name in alike[schema]))
-        scans, rest = divide(schemas, self.table.reads, MOST_SCANS if self.archive.native else 0)
+        scans, rest = divide(schemas, self.table.reads, MAX_SCANS if self.archive.native else 0)
         frames: list[DataFrame] = []
         for reads, members in scans:
             chosen_names = [name for each in members for name in alike[each]]

@@ -45,7 +45,7 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import TARGET_SIZE, Source, moves, units
 from jetcapture_py.compaction.summary import Summary, report, summarize
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Outcome, compact_unit
-from jetcapture_py.config.block import MOST_BUNDLES
+from jetcapture_py.config.block import MAX_BUNDLES
 from jetcapture_py.config.units import format_duration, parse_duration, parse_size
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import SHARE
@@ -99,8 +99,8 @@ def compact(
         raise JetcaptureError("the quarantine is not divided by key")
     if bundles and (quarantine or keys is not None):
         raise JetcaptureError("bundles cannot be combined with keys or quarantine")
-    if not 0 <= bundles <= MOST_BUNDLES:
-        raise JetcaptureError(f"bundles: expected 1 to {MOST_BUNDLES}, got {bundles}")
+    if not 0 <= bundles <= MAX_BUNDLES:
+        raise JetcaptureError(f"bundles: expected 1 to {MAX_BUNDLES}, got {bundles}")
     part = Part.of(start, end, keys)
     archive = ArchiveLocation.open(url, options or {}).files
     files = Files(archive.url, options or {})

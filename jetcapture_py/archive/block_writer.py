@@ -17,7 +17,7 @@ from jetcapture_py.text import one_line
 
 PIECE = 4 << 20
 """Bytes of columns to convert to text at once."""
-_FIRST_ROWS, _MOST_ROWS = 64, 1 << 16
+_FIRST_ROWS, _MAX_ROWS = 64, 1 << 16
 _GZIP_LEVEL = 6
 _GZIP_WINDOW = 31  # with gzip's header, in which zlib leaves the time at 0
 
@@ -76,7 +76,7 @@ class TextWriter:
                 sink.write(csv_header(schema.names))
             rows = _FIRST_ROWS  # text can be much larger than its columns, because it repeats their names
             for piece in pieces:
-                most = max(1, min(_MOST_ROWS, piece.num_rows * PIECE // max(1, piece.nbytes)))
+                most = max(1, min(_MAX_ROWS, piece.num_rows * PIECE // max(1, piece.nbytes)))
                 start = 0
                 while start < piece.num_rows:
                     for batch in piece.slice(start, min(rows, most)).combine_chunks().to_batches():

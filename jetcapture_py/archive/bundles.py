@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 
-LEAST_ROWS, MOST_ROWS = 1 << 14, 1 << 16
+MIN_ROWS, MAX_ROWS = 1 << 14, 1 << 16
 """Rows of a row group, if the object has as many and they are not too large: small enough to skip most of an object for
 one key."""
 _GROUPS = 16
-"""Row groups that an object is divided into, if they have `LEAST_ROWS`."""
+"""Row groups that an object is divided into, if they have `MIN_ROWS`."""
 
 _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 
@@ -56,8 +56,8 @@ def key_order(keys: pa.ChunkedArray, order: Any) -> Any:
 
 def row_group_rows(rows: int) -> int:
     """Return the most rows of each row group of an object with `rows` rows; the bytes of large ones end it earlier."""
-    wanted = min(max(rows // _GROUPS, LEAST_ROWS), MOST_ROWS)
-    groups = max(1, rows // wanted, -(-rows // MOST_ROWS))
+    wanted = min(max(rows // _GROUPS, MIN_ROWS), MAX_ROWS)
+    groups = max(1, rows // wanted, -(-rows // MAX_ROWS))
     return -(-rows // groups)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from jetcapture_py.archive.layout import Bundles, ObjectName, clusters
 
-MOST_OBJECTS = 200
-MOST_ROWS = 2_000_000
+MAX_OBJECTS = 200
+MAX_ROWS = 2_000_000
 """Above these limits, reading the identities on one machine takes longer than having Spark compare the rows."""
-MOST_RANGES = 16
+MAX_RANGES = 16
 """Maximum ranges of one object; with more, the filter costs more than it saves."""
 
 Identities = tuple[Any, Any]
@@ -43,7 +43,7 @@ def resolve(
 ) -> Resolved:
     """Divide objects that may share messages; `identities` reads the objects' sequences and timestamps."""
     names = list(shared)
-    if len(names) > MOST_OBJECTS or sum(name.rows for name in names) > MOST_ROWS:
+    if len(names) > MAX_OBJECTS or sum(name.rows for name in names) > MAX_ROWS:
         return Resolved(unresolved=names)
     known = dict(zip(names, identities(names), strict=True))
     resolved = Resolved()
@@ -82,7 +82,7 @@ def _first_copies(objects: Sequence[Identities]) -> list[list[Range] | None] | N
     for owner, count in enumerate(counts):
         own = owners == owner
         ranges = _ranges(seqs[own], first[own])
-        if len(ranges) > MOST_RANGES:
+        if len(ranges) > MAX_RANGES:
             return None
         found.append(None if first[own].sum() == count else ranges)
     return found

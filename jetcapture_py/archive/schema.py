@@ -38,7 +38,7 @@ ENVELOPE = pa.schema(
 """Columns of a `MessageBatch`: the archive's envelope without the stream's name, and the ack subject."""
 
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
 def unify(schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -151,7 +151,7 @@ def _exact(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
         return None
     scale = max(one[1], other[1])
     precision = scale + max(one[0], other[0])
-    return pa.decimal128(precision, scale) if precision <= _MOST_DIGITS else None
+    return pa.decimal128(precision, scale) if precision <= _MAX_DIGITS else None
 
 
 def _digits(of: pa.DataType) -> tuple[int, int] | None:

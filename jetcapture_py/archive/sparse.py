@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive.schema import conform, shared_nulls
 
-MOST_BYTES = 16 << 10
+MAX_BYTES = 16 << 10
 """Maximum bytes of an object's footer for columns without values."""
 LEAF_BYTES = 110
 """Bytes of the footer for a leaf without values, in addition to its path (measured: 105 to 110 per row group)."""
@@ -33,7 +33,7 @@ class Known:
 
     def with_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return `batch` without known columns that have no value, if they are many."""
-        if self.bytes <= MOST_BYTES:
+        if self.bytes <= MAX_BYTES:
             return batch
         rows, names = len(batch), batch.schema.names
         keep = [
@@ -48,9 +48,9 @@ class Known:
 
         Other columns stay as they are.
         """
-        schema = self._with_values(table) if self.bytes > MOST_BYTES else table.schema
+        schema = self._with_values(table) if self.bytes > MAX_BYTES else table.schema
         own = pa.schema([each for each in schema if each.name.lower() in self.names])
-        if self.bytes - _footer_bytes(own) <= MOST_BYTES:
+        if self.bytes - _footer_bytes(own) <= MAX_BYTES:
             schema = _filled(table.schema, self.schema)
         if schema.equals(table.schema):
             return table

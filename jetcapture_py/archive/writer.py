@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.block_writer import TextWriter, UserWriter
-from jetcapture_py.archive.bundles import MOST_ROWS
+from jetcapture_py.archive.bundles import MAX_ROWS
 from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
@@ -32,7 +32,7 @@ log = logging.getLogger("jetcapture.encode")
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, so that readers can skip parts of an object and read others in parallel."""
 
-_LEAST_ROWS = 1024
+_MIN_ROWS = 1024
 """Minimum rows of a row group, if the object has as many."""
 
 _STREAM_FIELD = pa.field(layout.STREAM, pa.string())
@@ -244,7 +244,7 @@ class ObjectWriter:
     def write(self, table: pa.Table) -> None:
         """Add rows of further messages, sorted by identity, each once, after all rows added before.
 
-        Of a bundle, the rows are sorted by key first, and up to `MOST_ROWS` are one row group.
+        Of a bundle, the rows are sorted by key first, and up to `MAX_ROWS` are one row group.
         """
         if self._file is None:
             self._file = pq.ParquetWriter(self._sink, self._schema, **settings(table, self._encoder.compression))
@@ -254,10 +254,10 @@ class ObjectWriter:
         self._rows += table.num_rows
         rows = table.num_rows
         if self._block.bundle:
-            rows = MOST_ROWS
-        elif rows > _LEAST_ROWS:
+            rows = MAX_ROWS
+        elif rows > _MIN_ROWS:
             groups = -(-table.nbytes // ROW_GROUP_BYTES)
-            rows = max(-(-rows // max(groups, 1)), _LEAST_ROWS)
+            rows = max(-(-rows // max(groups, 1)), _MIN_ROWS)
         self._file.write_table(table, row_group_size=rows)
 
     def finish(self, sealed_by: str, duplicates: int = 0) -> EncodedBlock:

@@ -29,7 +29,7 @@ from jetcapture_py.log_limit import LogLimit
 
 log = logging.getLogger("jetcapture.on_stored")
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Maximum objects in a receiver's queue."""
 TIMEOUT = 30.0
 """Maximum seconds of one announcement."""
@@ -146,7 +146,7 @@ class Announcer:
             )
             for kind, receiver in self._receivers.items():
                 if not receiver.offer(stored):
-                    self._failed(kind, f"{MOST_WAITING} objects are already waiting", stored.name.path)
+                    self._failed(kind, f"{MAX_WAITING} objects are already waiting", stored.name.path)
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return one endless task per receiver."""
@@ -210,7 +210,7 @@ class _Receiver:
 
     def __init__(self, deliver: Callable[[StoredObject], Awaitable[None]], thread: CallThread | None = None) -> None:
         self.deliver, self._thread = deliver, thread
-        self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MOST_WAITING)
+        self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MAX_WAITING)
         self.offered = self.delivered = 0
 
     @property

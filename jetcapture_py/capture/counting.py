@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from jetcapture_py.capture.recent import MOST_OBJECTS, RecentObject
+from jetcapture_py.capture.recent import MAX_OBJECTS, RecentObject
 from jetcapture_py.capture.state import CaptureState, StoredBlock
 from jetcapture_py.log import event
 from jetcapture_py.transform.prepare import Prepared
@@ -42,7 +42,7 @@ def count_stored(state: CaptureState, stored: list[StoredBlock], *, confirmed: b
     stats.acked += messages if confirmed else 0
     now = datetime.now(UTC)
     state.last_object = stored[-1].encoded.name.path, now
-    for each in stored[-MOST_OBJECTS:]:
+    for each in stored[-MAX_OBJECTS:]:
         state.recent.objects.appendleft(_stored_object(each, now))
     reasons = ",".join(sorted({each.block.sealed_by for each in stored}))
     fields: dict[str, Any] = {

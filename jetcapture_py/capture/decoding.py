@@ -6,7 +6,7 @@ import time
 
 from jetcapture_py.capture.pressure import BatchSize
 from jetcapture_py.capture.state import CaptureState
-from jetcapture_py.config.shares import DECODE_MOST, DECODE_SHARE
+from jetcapture_py.config.shares import DECODE_SHARE, MAX_DECODED
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.transform.batch import BatchTooWideError
 from jetcapture_py.transform.prepare import Prepared, Preparer
@@ -18,7 +18,7 @@ class Decoding:
     def __init__(self, state: CaptureState, preparer: Preparer) -> None:
         self.rest = Received()
         self._state, self._preparer = state, preparer
-        self._at_once = BatchSize(min(state.config.limits.memory // DECODE_SHARE, DECODE_MOST))
+        self._at_once = BatchSize(min(state.config.limits.memory // DECODE_SHARE, MAX_DECODED))
 
     async def next(self) -> Prepared | None:
         """Prepare the next messages; None when they were too many at once: fewer are tried next."""

@@ -15,7 +15,7 @@ from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, filters_of
 
-_MOST_SAMPLES = 4096
+_MAX_SAMPLES = 4096
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -103,8 +103,8 @@ class Observer:
                 self.overtaken = self._samples[-1]
             return
         self._samples.append((seq, timestamp))
-        if len(self._samples) > _MOST_SAMPLES:
-            del self._samples[: -_MOST_SAMPLES // 2 : 2]
+        if len(self._samples) > _MAX_SAMPLES:
+            del self._samples[: -_MAX_SAMPLES // 2 : 2]
 
     def forget(self) -> None:
         """Start over: the stream gives sequences of received messages to new ones."""

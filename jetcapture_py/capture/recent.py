@@ -21,8 +21,8 @@ log = logging.getLogger("jetcapture.capture")
 SUMMARY_EVERY = 60.0
 """Seconds between log lines about quarantined messages, after the first one."""
 MAX_LOGGED_REASONS = 5
-MOST_OBJECTS = 10
-MOST_REASONS = 20
+MAX_OBJECTS = 10
+MAX_REASONS = 20
 _NEW_REASONS = 5
 """Reasons that are kept of one batch; each message may have one of its own, with a value in it."""
 
@@ -55,7 +55,7 @@ class Recent:
     """The last objects, newest first, and the last reasons for the quarantine, since the process started."""
 
     def __init__(self) -> None:
-        self.objects: deque[RecentObject] = deque(maxlen=MOST_OBJECTS)
+        self.objects: deque[RecentObject] = deque(maxlen=MAX_OBJECTS)
         self._reasons: dict[tuple[str, str], QuarantineReason] = {}  # least recently seen first
 
     @property
@@ -85,7 +85,7 @@ class Recent:
                 subject=row[layout.SUBJECT],
                 time=now,
             )
-        while len(self._reasons) > MOST_REASONS:
+        while len(self._reasons) > MAX_REASONS:
             del self._reasons[next(iter(self._reasons))]
         return reasons
 
@@ -107,8 +107,8 @@ class QuarantineLog:
             self._first |= {"first_stage": row[layout.STAGE], "first_error": row[layout.ERROR]}
         self._messages += rows.num_rows
         self._reasons.update(reasons)
-        if len(self._reasons) > MOST_REASONS * _NEW_REASONS:  # texts with a value in them
-            self._reasons = Counter(dict(self._reasons.most_common(MOST_REASONS)))
+        if len(self._reasons) > MAX_REASONS * _NEW_REASONS:  # texts with a value in them
+            self._reasons = Counter(dict(self._reasons.most_common(MAX_REASONS)))
         if self._timer is None:
             self._tick()
 

@@ -10,7 +10,7 @@ from jetcapture_py.config import values as types
 from jetcapture_py.config.messages import wrong
 from jetcapture_py.config.section import Section, human
 
-MOST_BUNDLES = 10_000
+MAX_BUNDLES = 10_000
 """More would have what bundles avoid: objects with few messages each."""
 MANY_KEYS = 500
 """With more keys at the same time, a directory for each of them costs more than bundles."""
@@ -33,7 +33,7 @@ class BlockConfig(Section):
     bundles: int = Field(
         default=0,
         ge=0,
-        le=MOST_BUNDLES,
+        le=MAX_BUNDLES,
         description="`0`: a directory and objects for each key. Above 0, for hundreds of keys and more: this number of "
         "bundles, each with all messages of its keys, sorted by key, and the key as a column.",
     )

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 PULLED_SHARE = 3
 """All pulls together ask for at most this part of the memory; the rest is for what they have brought before."""
-PULLED_MOST = 24 << 20
+MAX_PULLED = 24 << 20
 """Bytes that all pulls together ask for. A server drops a client for which 64 MB wait, and what waits for a client that
 is dropped comes back only later. More than this gains no speed (measured with messages of 250 bytes to 1 MB)."""
-PULLED_LEAST = 4 << 20
+MIN_PULLED = 4 << 20
 """After losses that limit is reduced, but not below this."""
 UNLIMITED_PULL_FROM = 64 << 20
 """A pull for one message that needs more bytes than this has no byte limit at all."""
-RECEIVE_SHARE, RECEIVE_MOST = 8, 256 << 20
+RECEIVE_SHARE, MAX_RECEIVED = 8, 256 << 20
 """Received messages are handed on in batches of this part of the memory, so that a batch and its copies fit, and an
 Arrow column of byte strings must stay below 2 GiB."""
 DRAIN_SHARE = 4
@@ -28,7 +28,7 @@ STALLED_SHARE = 8
 
 # ------------------------------------------------------------------ decoding and blocks
 
-DECODE_SHARE, DECODE_MOST = 8, 16 << 20
+DECODE_SHARE, MAX_DECODED = 8, 16 << 20
 """Columns made of received messages at once: this part of the memory, and no more bytes than usually lie in one piece
 of received memory."""
 FIRST_BATCH = 4096

@@ -27,7 +27,7 @@ from jetcapture_py.config.units import Expanded, dotted
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.text import escaped, is_text
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Every use of an alias counts: otherwise a few lines could expand to more values than fit in memory."""
 
 _TAG = "tag:yaml.org,2002:"
@@ -110,8 +110,8 @@ class _Reader:
 
     def value(self, node: yaml.Node, path: tuple[int | str, ...]) -> object:
         self.values += 1
-        if self.values > MOST_VALUES:
-            raise ConfigError(f"the settings have more than {MOST_VALUES} values, counting every use of an alias")
+        if self.values > MAX_VALUES:
+            raise ConfigError(f"the settings have more than {MAX_VALUES} values, counting every use of an alias")
         if isinstance(node, yaml.ScalarNode):
             return self.scalar(node, path)
         if id(node) in self.open or node.tag not in (_TAG + "map", _TAG + "seq"):

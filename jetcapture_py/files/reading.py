@@ -22,7 +22,7 @@ from jetcapture_py.files.objects import StoreObjects
 from jetcapture_py.store.archive import ArchiveFiles, retried
 from jetcapture_py.text import plural
 
-_MOST_LINKS = 10
+_MAX_LINKS = 10
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class _Archive:
 
     def copy(self, store: str, name: str, moment: int | datetime | None, target: BinaryIO) -> ArchivedFile:
         """Write the contents of a file to `target`, and check them."""
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             found = self.catalog(store, moment)
             file = _usable(store, name, found.files)
             if file.link is None:
@@ -147,7 +147,7 @@ class _Archive:
             if bucket != store and isinstance(moment, int):  # revisions of one store mean nothing in another
                 moment = moment_of(found.time)
             store, name = bucket, linked
-        raise JetcaptureError(f"more than {_MOST_LINKS} links, which probably lead in a circle, up to {quoted(name)}")
+        raise JetcaptureError(f"more than {_MAX_LINKS} links, which probably lead in a circle, up to {quoted(name)}")
 
 
 def _usable(store: str, name: str, files: Mapping[str, ArchivedFile]) -> ArchivedFile:

@@ -21,7 +21,7 @@ from jetcapture_py.jetstream.admin import ConsumerState
 
 ALONE_AFTER = 5.0
 """Seconds without gaps and without others' pulls after which this process counts as the only receiver."""
-MOST_SEQUENCES = 100_000
+MAX_SEQUENCES = 100_000
 """Maximum sequences to have redelivered, about 10 MB of acks: a consumer that filters a large stream may skip any
 number between two messages."""
 _SAMPLES = 10
@@ -99,7 +99,7 @@ class Deliveries:
         size = 0
         for first, last in reversed([(max(first, floor + 1), last) for first, last in self._lost]):
             size += max(0, last - first + 1)
-            if first <= last and size <= MOST_SEQUENCES:
+            if first <= last and size <= MAX_SEQUENCES:
                 ranges.append((first, last))
         self._lost = ranges[::-1]
         return np.concatenate([np.arange(0), *(np.arange(first, last + 1) for first, last in self._lost)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jetcapture_py.config.shares import PULLED_LEAST, PULLED_MOST, PULLED_SHARE, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED, PULLED_SHARE, UNLIMITED_PULL_FROM
 
 RECOVERY = 60.0
 """Seconds after which a reduced limit doubles."""
@@ -38,7 +38,7 @@ class PullLimits:
     """
 
     def __init__(self, memory: int, slots: int) -> None:
-        self.limit = PULLED_MOST
+        self.limit = MAX_PULLED
         self._memory, self._slots = memory, slots
         self._reduced_at = 0.0
         self._largest = self._largest_before = 0
@@ -52,8 +52,8 @@ class PullLimits:
         `free` bytes of memory are left; `held`: some memory is in use (if not, one message must always fit). Open pulls
         may still bring `in_flight` bytes. `ceiling` is the consumer's limit for a pull's bytes, 0 without a limit.
         """
-        while self.limit < PULLED_MOST and now - self._reduced_at >= RECOVERY:
-            self.limit = min(PULLED_MOST, self.limit * 2)
+        while self.limit < MAX_PULLED and now - self._reduced_at >= RECOVERY:
+            self.limit = min(MAX_PULLED, self.limit * 2)
             self._reduced_at += RECOVERY
         ask = self._single or Ask(max_bytes=self._usual(ceiling))
         if in_flight and (self._single or in_flight + ask.max_bytes > self.limit):
@@ -101,7 +101,7 @@ class PullLimits:
         if size < SUBSTANTIAL:
             return False
         self._reduced_at = now
-        self.limit = max(PULLED_LEAST, self.limit // 2)
+        self.limit = max(MIN_PULLED, self.limit // 2)
         return True
 
     def stuck(self, now: float) -> str | None:

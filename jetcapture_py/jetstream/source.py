@@ -12,7 +12,7 @@ import nats.errors
 import pyarrow as pa
 
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.shares import RECEIVE_MOST, RECEIVE_SHARE
+from jetcapture_py.config.shares import MAX_RECEIVED, RECEIVE_SHARE
 from jetcapture_py.errors import SourceError
 from jetcapture_py.jetstream import acks
 from jetcapture_py.jetstream.acks import AckResult
@@ -257,7 +257,7 @@ class PullSource:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._enough.wait()
-        received = self._inbox.take_run(min(self.config.limits.memory // RECEIVE_SHARE, RECEIVE_MOST))
+        received = self._inbox.take_run(min(self.config.limits.memory // RECEIVE_SHARE, MAX_RECEIVED))
         if received:
             self._deliveries.received(self.fetched - self.waiting, received.last_reply(), self._loop.time())
         if not self._ended and not self.waiting:

@@ -21,7 +21,7 @@ from jetcapture_py.jetstream.wire.inbox import Received
 Part = tuple[str, Received]
 """The name of the consumer in the ack subjects of messages, and the messages."""
 
-_MOST_SKIPPED = 1_000
+_MAX_SKIPPED = 1_000
 """Sequences without a matching message after which the search message by message ends."""
 _NARROW = 4
 """Maximum messages read for each wanted one, unless they are close together."""
@@ -79,7 +79,7 @@ async def _one_by_one(
     found: list[dict[str, Any]] = []
     skipped = 0
     for last in range(state.last, state.first - 1, -AT_ONCE):
-        if len(found) >= count or skipped >= _MOST_SKIPPED:
+        if len(found) >= count or skipped >= _MAX_SKIPPED:
             break
         seqs = range(last, max(state.first, last - AT_ONCE + 1) - 1, -1)
         matching = [

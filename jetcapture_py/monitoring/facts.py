@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jetcapture_py.config.model import Config
     from jetcapture_py.monitoring.history import History
 
-MOST_BLOCKS = 6
+MAX_BLOCKS = 6
 """Open blocks that are listed of the oldest, and of the largest, unless there are no more than both together."""
 _FEW_SAMPLES = 12
 """Samples, the last minute, by which other replicas are noticed: a single one may be of two moments."""
@@ -201,9 +201,9 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
     stats, blocks, config, found = state.stats, state.blocks, state.config, health(state)
     what_to_know = tuple(sorted(notices(state, history, found), key=lambda notice: LEVELS.index(notice.level)))
     spool = state.spooling.spool if state.spooling is not None else None
-    few = blocks.open <= 2 * MOST_BLOCKS
-    oldest = [_open_block(block, loop) for block in blocks.oldest(blocks.open if few else MOST_BLOCKS)]
-    largest = [_open_block(block, loop) for block in blocks.largest(MOST_BLOCKS)]
+    few = blocks.open <= 2 * MAX_BLOCKS
+    oldest = [_open_block(block, loop) for block in blocks.oldest(blocks.open if few else MAX_BLOCKS)]
+    largest = [_open_block(block, loop) for block in blocks.largest(MAX_BLOCKS)]
     return CaptureFacts(
         version=version("jetcapture"),
         host=socket.gethostname(),

@@ -20,7 +20,7 @@ EVERY = 5.0
 """Seconds between samples."""
 SAMPLES = 180
 """Samples that are kept: a quarter of an hour."""
-MOST_PAST = 10
+MAX_PAST = 10
 
 
 class HistorySample(NamedTuple):
@@ -65,7 +65,7 @@ class History:
         """When the process started, and when it last became ready or ceased to be, in seconds since the epoch."""
         self.ready = False
         self.samples: deque[HistorySample] = deque(maxlen=SAMPLES)
-        self.past: deque[Incident] = deque(maxlen=MOST_PAST)
+        self.past: deque[Incident] = deque(maxlen=MAX_PAST)
         """Failures that have ended, newest first."""
         self._failing: dict[str, tuple[float, str]] = {}
         self._last = self._counts(self.started)

@@ -29,13 +29,13 @@ log = logging.getLogger("jetcapture.http")
 
 DEFAULT_LISTEN = "127.0.0.1:8080"
 BACKLOG = 128
-MOST_CLIENTS = 32
-MOST_REQUEST_BYTES = 8192
+MAX_CLIENTS = 32
+MAX_REQUEST_BYTES = 8192
 IDLE = 3.0
 """Seconds that a client may take to send a request."""
 SLOWEST_CLIENT = 10.0
 """Seconds from then on until the answer must be sent."""
-MOST_STARTING = 300.0
+MAX_STARTING = 300.0
 """Seconds that the program may take to start before it counts as stuck."""
 PLAIN = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
@@ -73,7 +73,7 @@ class Starting:
 
     async def answer(self, path: str) -> Answer:
         """Answer while the program starts."""
-        if path == "/livez" and time.monotonic() - self._since < MOST_STARTING:
+        if path == "/livez" and time.monotonic() - self._since < MAX_STARTING:
             return Answer(HTTPStatus.OK, PLAIN, b"alive\n")
         if path == "/":
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, HTML, _STARTING)
@@ -86,7 +86,7 @@ class HttpServer:
     Raises JetcaptureError when it cannot listen on `listen`, `address:port`.
     """
 
-    def __init__(self, listen: str, application: Application, *, most_clients: int = MOST_CLIENTS) -> None:
+    def __init__(self, listen: str, application: Application, *, most_clients: int = MAX_CLIENTS) -> None:
         self.listen, self.application = listen, application
         self._most_clients = most_clients
         self._socket = _listening(listen)
@@ -104,7 +104,7 @@ class HttpServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(
-            self._connected, sock=self._socket, backlog=BACKLOG, limit=MOST_REQUEST_BYTES
+            self._connected, sock=self._socket, backlog=BACKLOG, limit=MAX_REQUEST_BYTES
         )
         await asyncio.wrap_future(self._end)
         server.close()
@@ -232,7 +232,7 @@ def serving(application: Application, listen: str, server: HttpServer | None = N
     if server is not None and server.listen != listen:
         server.stop()
         server = None
-    server = server or HttpServer(listen, application, most_clients=MOST_CLIENTS)
+    server = server or HttpServer(listen, application, most_clients=MAX_CLIENTS)
     server.application = application
     event(log, logging.INFO, "http.listening", listen=listen, port=server.port, page=_page(listen, server.port))
     try:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from jetcapture_py.config.model import Config
 
 TIMEOUT = 2.0
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 _ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  addresses to ask, not to listen on
 
 
@@ -27,7 +27,7 @@ def ask_replica(config: Config) -> dict[str, Any] | None:
     try:
         connection.request("GET", "/status.json")
         answer = connection.getresponse()
-        found = json.loads(answer.read(MOST_BYTES)) if answer.status == 200 else {}
+        found = json.loads(answer.read(MAX_BYTES)) if answer.status == 200 else {}
         return next((each for each in found["captures"] if _is_ours(each, config)), None)
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ from jetcapture_py.monitoring.status import CaptureStatus
 from jetcapture_py.pages import words
 from jetcapture_py.text import plural
 
-MOST_LINES = 5
+MAX_LINES = 5
 """Lines of a list: open blocks, reasons, objects."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _CURVE = 45
@@ -71,18 +71,18 @@ def _replica(facts: Mapping[str, Any]) -> Iterator[str]:
     memory, limit = facts["memory"], facts["memory_limit"]
     yield f"{'memory':<13}{words.size(memory)} of {words.size(limit)}, {words.share(memory, limit)}"
     yield from _blocks(facts)
-    for each in facts["objects"][:MOST_LINES]:
+    for each in facts["objects"][:MAX_LINES]:
         ago = words.age((now - datetime.fromisoformat(each["acknowledged"])).total_seconds())
         figures_of = f"{each['rows']:,} rows, {words.size(each['bytes'])}"
         yield f"{'stored':<13}{ago + ' ago':<18}{figures_of:<26}{words.visible(each['location'], 4000)}"
     if facts["quarantined"]:
         messages = plural(facts["quarantined"], "message", grouped=True)
         yield f"{'quarantine':<13}{messages} since {words.moment(_time(facts['started']))} UTC"
-        for each in facts["quarantine"][:MOST_LINES]:
+        for each in facts["quarantine"][:MAX_LINES]:
             reason = f"{words.visible(each['stage'])}: {words.visible(each['error'])}"
             last = f"last: sequence {each['seq']:,}, {words.visible(each['subject'], 80)}"
             yield f"  {each['messages']:>9,}  {reason}; {last}"
-    for each in facts["past"][:MOST_LINES]:
+    for each in facts["past"][:MAX_LINES]:
         began, ended = _time(each["began"]), _time(each["ended"])
         length = words.age((ended - began).total_seconds())
         yield f"{'earlier':<13}{words.clock(began, now)} for {length}: {words.visible(each['text'])}"
@@ -93,7 +93,7 @@ def _blocks(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'open blocks':<13}{facts['open_blocks']:,} of {facts['open_blocks_limit']:,}, {rows:,} rows, {size}"
     lists = [("oldest", facts["oldest"]), ("largest", facts["largest"])]
     for name, blocks in lists if facts["open_blocks"] > len(facts["oldest"]) else [("", facts["oldest"])]:
-        for block in blocks[:MOST_LINES]:
+        for block in blocks[:MAX_LINES]:
             figures = f"{words.age(block['age']):<13}{block['rows']:>9,} rows  {words.size(block['bytes']):>10}"
             yield f"  {name:<9}{figures}  {_key(block)}"
 

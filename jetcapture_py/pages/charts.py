@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from jetcapture_py.pages.words import day, duration, plural, share, utc
 
-MOST_BARS = 72
+MAX_BARS = 72
 _DAY = 86_400
 _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, *(_DAY * n for n in (1, 2, 7, 14, 28, 91, 364)))
 _OUTLIERS = 0.005
@@ -40,8 +40,8 @@ class Axis:
     def over(cls, messages: Mapping[int, int], interval: int) -> Axis:
         """Return the axis for the messages of each bucket of `interval` seconds, without a few distant outliers."""
         begin, end = _range(messages)
-        step = next((each for each in _STEPS if each >= interval and (end - begin) // each < MOST_BARS), 0)
-        step = step or -(-(end - begin + 1) // (MOST_BARS * _DAY)) * _DAY
+        step = next((each for each in _STEPS if each >= interval and (end - begin) // each < MAX_BARS), 0)
+        step = step or -(-(end - begin + 1) // (MAX_BARS * _DAY)) * _DAY
         begin -= begin % min(step, _DAY)
         return cls(begin=begin, step=step, bars=(end - begin) // step + 1)
 

@@ -39,7 +39,7 @@ _LOCAL_PERMANENT = {
     errno.EINVAL,
 }
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
-_MOST_KNOWN = 100_000
+_MAX_KNOWN = 100_000
 _ABANDONED = 3600.0
 """Age in seconds after which a temporary file counts as abandoned."""
 
@@ -251,7 +251,7 @@ class LocalStore:
     def _prepare(self, directory: str, root: int) -> None:
         """Create the directory, or remove abandoned files in it, once."""
         if directory not in self._known:
-            if len(self._known) > _MOST_KNOWN:
+            if len(self._known) > _MAX_KNOWN:
                 self._known.clear()
             if not make_directory(directory, root):
                 _sweep(directory, root)

@@ -21,7 +21,7 @@ _ADDED = r"\r\nNats-Pin-Id:[^\r\n]*"
 """Headers that a server adds when it delivers, to those that are stored: the pinned client's id. `Nats-Msg-Size` is not
 among them, because messages without a payload are refused."""
 _ANY_ADDED = re.compile(_ADDED.encode())
-_MOST_DELIVERED = (1 << 31) - 1
+_MAX_DELIVERED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def assemble(stream: str, consumer: str, received: Received, *, headers: bool = 
         pa.array(seq, pa.int64()),
         pa.array(microseconds, pa.timestamp("us", "UTC")),
         pa.array((nanoseconds - microseconds * 1000).astype(np.int16), pa.int16()),
-        pa.array(np.minimum(delivered, _MOST_DELIVERED).astype(np.int32), pa.int32()),
+        pa.array(np.minimum(delivered, _MAX_DELIVERED).astype(np.int32), pa.int32()),
         found,
         payloads,
         replies,

@@ -29,7 +29,7 @@ _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16
 """Minimum number of tasks, if there are as many objects: tasks mostly wait for the store."""
 _BATCH_BYTES = 8 << 20
-_MOST_ROWS = 1 << 16
+_MAX_ROWS = 1 << 16
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -113,7 +113,7 @@ def rows_of(
     chosen = [index for index, group in enumerate(groups) if _may_hold(group, engine, ranges)]
     weight = sum(groups[index].total_byte_size for index in chosen)
     rows = sum(groups[index].num_rows for index in chosen)
-    size = max(1, min(_MOST_ROWS, _BATCH_BYTES * rows // max(1, weight)))
+    size = max(1, min(_MAX_ROWS, _BATCH_BYTES * rows // max(1, weight)))
     for batch in parquet.iter_batches(size, row_groups=chosen, columns=columns, use_threads=False):
         yield batch if ranges is None else batch.filter(_within(batch.column(layout.SEQ), ranges))
 

@@ -185,7 +185,7 @@ class Table:
 
 _DIGITS: dict[type[st.DataType], int] = {st.ByteType: 3, st.ShortType: 5, st.IntegerType: 10, st.LongType: 19}
 """Integer types and their maximum number of digits."""
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 """Maximum digits of a decimal in Spark."""
 _TEXT_AS_IN_JSON = (st.StructType, st.ArrayType, st.MapType, st.TimestampType, st.TimestampNTZType)
 """Types whose text is that of `row_json`: Spark has none, or one that depends on the session's time zone."""
@@ -223,7 +223,7 @@ def _number(types: Sequence[st.DataType]) -> st.DataType | None:
     decimals = [kind if isinstance(kind, st.DecimalType) else st.DecimalType(_DIGITS[type(kind)]) for kind in types]
     scale = max(kind.scale for kind in decimals)
     precision = scale + max(kind.precision - kind.scale for kind in decimals)
-    return st.DecimalType(precision, scale) if precision <= _MOST_DIGITS else None
+    return st.DecimalType(precision, scale) if precision <= _MAX_DIGITS else None
 
 
 def _is_integer(kind: st.DataType) -> bool:
@@ -362,7 +362,7 @@ def _spark_type(column: str, kind: pa.DataType) -> st.DataType:
         return st.TimestampType() if kind.tz else st.TimestampNTZType()
     if kind == pa.time64("us"):
         return st.TimeType(6)
-    if pa.types.is_decimal(kind) and kind.precision <= _MOST_DIGITS:
+    if pa.types.is_decimal(kind) and kind.precision <= _MAX_DIGITS:
         return st.DecimalType(kind.precision, kind.scale)
     if pa.types.is_fixed_size_binary(kind):
         return st.BinaryType()

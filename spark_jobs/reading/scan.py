@@ -45,7 +45,7 @@ TRUSTED = timedelta(seconds=10)
 
 _FILE, _RANGES_FILE, _FIRST, _LAST = "_nats_file", "_nats_ranges_file", "_nats_first", "_nats_last"
 _BLOCK = "_nats_block"
-_LEAST_SHIFT = 6
+_MIN_SHIFT = 6
 """A block of sequences has at least 64 of them, as a power of two."""
 _BLOCKS = 65_536
 """Rows of a table of ranges; more blocks than these become longer blocks."""
@@ -246,7 +246,7 @@ def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> Da
     looks up a number faster than a name; few ranges share a block, so few names are compared.
     """
     ranges = [(name.path.rpartition("/")[2], first, last) for name, each in parts.items() for first, last in each]
-    most, shift = max(_BLOCKS, 2 * len(ranges)), _LEAST_SHIFT
+    most, shift = max(_BLOCKS, 2 * len(ranges)), _MIN_SHIFT
     while sum((last >> shift) - (first >> shift) + 1 for _, first, last in ranges) > most:
         shift += 1
     rows = [

@@ -49,8 +49,8 @@ _ROLLUP = "Nats-Rollup"
 ROLLUP = "rollup"
 _TIMEOUT = 60.0
 _CONNECT_TIMEOUT = 20.0
-_MOST_SHOWN = 5
-_MOST_SEQ = 1 << 62
+_MAX_SHOWN = 5
+_MAX_SEQ = 1 << 62
 _EVERYTHING = (layout.STREAM, layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS, layout.PAYLOAD)
 _OPTIONAL = {layout.ROW: "int", layout.STAGE: "string", layout.RAW_HEADERS: "binary"}
 
@@ -105,7 +105,7 @@ async def _first(
     session: ReadSession, stream: str, storage: ArchiveFiles, life: Incarnation, now: StreamContents
 ) -> int:
     """Return the first sequence that may be lost."""
-    found = await asyncio.to_thread(survey, storage, stream, life, _MOST_SEQ, deep=False, progress=_ignore)
+    found = await asyncio.to_thread(survey, storage, stream, life, _MAX_SEQ, deep=False, progress=_ignore)
     if found.sequences.last is None:
         raise JetcaptureError(
             f"the archive has no message of the stream {stream} that was created {life.created}: jetcapture spark "
@@ -189,7 +189,7 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
     copies = found.select(["from_seq", "from_time"]).drop_null()  # given back, and archived once more
     done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIMESTAMP]).drop_null()), _pairs(copies)])
     lost = lost_messages(archived, np.stack([tail.seqs, tail.times], axis=1), tail.last, tail.lost)
-    lost = lost[~_among(lost, done) & (lost[:, 0] <= (_MOST_SEQ if to_seq is None else to_seq))]
+    lost = lost[~_among(lost, done) & (lost[:, 0] <= (_MAX_SEQ if to_seq is None else to_seq))]
     rollups = _pairs(found.filter(found[ROLLUP]).select([SEQ, TIMESTAMP]))
     return pa.table({SEQ: lost[:, 0], TIMESTAMP: lost[:, 1], ROLLUP: _among(lost, rollups)})
 
@@ -227,7 +227,7 @@ def _header(name: str) -> Column:
 
 def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:
     """Raise JetcaptureError if what is published now, with `keep_headers`, would replace newer messages."""
-    oldest = missing[TIMESTAMP].to_numpy().min(initial=_MOST_SEQ)
+    oldest = missing[TIMESTAMP].to_numpy().min(initial=_MAX_SEQ)
     lost = missing.num_rows
     rollups = not instructs(_ROLLUP, keep_headers) and pc.any(missing[ROLLUP]).as_py()
     if tail.newest <= oldest or not (tail.keeps_latest or rollups):
@@ -255,8 +255,8 @@ def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
         return f"stream {tail.stream} has lost no archived messages, or has them back"
     seqs = np.unique(missing[SEQ].to_numpy())
     parts = np.split(seqs, np.flatnonzero(np.diff(seqs) > 1) + 1)
-    shown = ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:_MOST_SHOWN])
-    more = ", …" if len(parts) > _MOST_SHOWN else ""
+    shown = ", ".join(f"{part[0]}" if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts[:_MAX_SHOWN])
+    more = ", …" if len(parts) > _MAX_SHOWN else ""
     lost = plural(missing.num_rows, "message", grouped=True)
     return f"stream {tail.stream} ends at {tail.last} and has lost {lost} with sequences {shown}{more}"
 

@@ -21,7 +21,7 @@ from spark_jobs.reading.columns import find, quoted
 from spark_jobs.reading.row_json import check_names, is_nested, json_of, row_of
 from spark_jobs.replaying.task import ESCAPED, MISSING, RAW_HEADERS, ROW, SEQ, STREAM, TIMESTAMP
 
-_MOST_TASKS = 8
+_MAX_TASKS = 8
 """A server queues 10,000 messages per stream before it drops some; this many publish windows stay below that."""
 _NO_HEADERS = "cast(map() AS map<string, array<string>>)"
 ODD = "odd"
@@ -235,8 +235,8 @@ def _partitions(frame: DataFrame) -> int | None:
 
 
 def _parallelism(frame: DataFrame) -> int:
-    """Return the number of publishing tasks: Spark's parallelism, limited to `_MOST_TASKS`."""
+    """Return the number of publishing tasks: Spark's parallelism, limited to `_MAX_TASKS`."""
     session = frame.sparkSession
     if hasattr(frame, "_jdf"):
-        return min(_MOST_TASKS, session.sparkContext.defaultParallelism)
-    return min(_MOST_TASKS, int(session.conf.get("spark.sql.shuffle.partitions") or _MOST_TASKS))
+        return min(_MAX_TASKS, session.sparkContext.defaultParallelism)
+    return min(_MAX_TASKS, int(session.conf.get("spark.sql.shuffle.partitions") or _MAX_TASKS))

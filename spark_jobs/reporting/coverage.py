@@ -26,8 +26,8 @@ from spark_jobs.reporting.source import ReportSource, Stored
 
 CELLS = 240
 """Maximum number of cells of equal width that summarize an incarnation's range."""
-MOST_HOLES = 25
-MOST_LIVES = 6
+MAX_HOLES = 25
+MAX_INCARNATIONS = 6
 
 _LONGEST_CHUNK = 1 << 20
 """Maximum range of sequences that one task sorts."""
@@ -126,7 +126,7 @@ def coverage(
     newest = sorted(lives, key=_moment, reverse=True)
     found = []
     limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all earlier messages, as of a mirror
-    for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MOST_LIVES]:
+    for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MAX_INCARNATIONS]:
         whole, unclear = [], []
         for run in _runs(lives[created]):
             segment = _whole(run, copies, doubtful)
@@ -135,7 +135,7 @@ def coverage(
             else:
                 whole.append(segment)
         found.append(_life(source, created, (begin, end), whole, unclear, _settled(created, mark)))
-    return [life for life in found if life is not None], len(newest[MOST_LIVES:])
+    return [life for life in found if life is not None], len(newest[MAX_INCARNATIONS:])
 
 
 def _moment(created: str) -> datetime:
@@ -218,7 +218,7 @@ def _life(
     outer = list(_between(segments, settled))
     open_segments = [segment for segment in segments if segment.open]
     open_holes = [hole for hole in outer if hole.open]
-    largest = nlargest(MOST_HOLES, [*outer, *inner], key=lambda hole: (hole.missing, -hole.first))
+    largest = nlargest(MAX_HOLES, [*outer, *inner], key=lambda hole: (hole.missing, -hole.first))
     return IncarnationCoverage(
         created=created,
         first=segments[0].first,
@@ -271,7 +271,7 @@ def _read(
         sf.count_if(step.isNull() | (step > 0)).alias("present"),
         sf.count_if(step > 1).alias("holes"),
         sf.count_if((step == 0) & (at != sf.col("after"))).alias("forked"),
-        sf.slice(sf.sort_array(sf.collect_list(sf.when(step > 1, hole)), asc=False), 1, MOST_HOLES).alias("largest"),
+        sf.slice(sf.sort_array(sf.collect_list(sf.when(step > 1, hole)), asc=False), 1, MAX_HOLES).alias("largest"),
     )
     table = found.toArrow()
     segments = [_Segment(**row) for row in table.drop_columns(["part", "chunk", "largest"]).to_pylist()]
@@ -285,7 +285,7 @@ def _read(
             before=row["before"],
             open=row["open"],
         )
-        for row in ordered.slice(0, MOST_HOLES).to_pylist()
+        for row in ordered.slice(0, MAX_HOLES).to_pylist()
     ]
 
 

@@ -22,7 +22,7 @@ from spark_jobs.reporting.source import ReportSource, Stored
 
 Dedupe = Literal["auto", "full", "none"]
 
-MOST_REASONS = 15
+MAX_REASONS = 15
 LONGEST_ERROR, LONGEST_SUBJECT = 300, 120
 _QUOTED = r"\"[^\"]*\"|'[^']*'"
 _SECOND = 1_000_000
@@ -258,5 +258,5 @@ def _reasons(source: ReportSource, quarantine: Sequence[Stored]) -> list[Reason]
             subject=row["example"][2],
             example=row["example"][3],
         )
-        for row in found.orderBy(sf.desc("messages"), "stage", "alike").limit(MOST_REASONS).collect()
+        for row in found.orderBy(sf.desc("messages"), "stage", "alike").limit(MAX_REASONS).collect()
     ]

@@ -23,7 +23,7 @@ SMALL = TARGET_SIZE // 8
 """Bytes below which an object is small."""
 FEW, MANY = 10, 100
 """Number of objects below which compaction is not suggested, and from which on mostly small objects are reported."""
-MOST_LAYERS = 8
+MAX_LAYERS = 8
 """Maximum number of keys with their own color in charts."""
 
 _CLASSES = tuple(4**power for power in range(5, 16))
@@ -168,15 +168,15 @@ def small_for_good(facts: Facts) -> bool:
 def volume(facts: Facts, axis: Axis) -> dict[str, Any]:
     """Return the charts of messages and bytes by key over time, their legend, and the number of messages left out."""
     keys, objects = by_key(facts), facts.objects
-    number = {(each.key, each.bundle): min(rank, MOST_LAYERS) for rank, each in enumerate(keys)}
-    names = [key_text(each.key, each.bundle) for each in keys[:MOST_LAYERS]]
-    names += ["all other keys"] * (len(keys) > MOST_LAYERS)
+    number = {(each.key, each.bundle): min(rank, MAX_LAYERS) for rank, each in enumerate(keys)}
+    names = [key_text(each.key, each.bundle) for each in keys[:MAX_LAYERS]]
+    names += ["all other keys"] * (len(keys) > MAX_LAYERS)
     layer = (lambda stored: number[stored.name.key, stored.name.bundle]), len(names)
     messages = over_time(axis, objects, lambda stored: facts.messages([stored]), *layer)
     sizes = over_time(axis, objects, lambda stored: stored.size, *layer)
-    others = [("k8", plural(len(keys) - MOST_LAYERS, "other key"))] * (len(keys) > MOST_LAYERS)
+    others = [("k8", plural(len(keys) - MAX_LAYERS, "other key"))] * (len(keys) > MAX_LAYERS)
     return {
-        "layers": [(f"k{rank}", name) for rank, name in enumerate(names[:MOST_LAYERS])] + others,
+        "layers": [(f"k{rank}", name) for rank, name in enumerate(names[:MAX_LAYERS])] + others,
         "left_out": facts.messages(stored for stored in objects if axis.place(stored.name.bucket) is None),
         "messages": _counts(axis, list(zip(names, messages, strict=True)), "Messages over time by key", "message"),
         "sizes": charts.stacked(

@@ -20,11 +20,11 @@ from spark_jobs.reading.place import ArchiveLocation
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")
-_MOST_SEQ = 1 << 62
+_MAX_SEQ = 1 << 62
 
 
 def _seq(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MOST_SEQ:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= _MAX_SEQ:
         raise ValueError(f"expected a sequence from 1, got {quoted(text)}")
     return int(text)
 

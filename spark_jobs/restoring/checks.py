@@ -11,7 +11,7 @@ from typing import Any
 from jetcapture_py.config.units import format_duration, format_size, format_time, moment_of
 from jetcapture_py.text import plural
 from spark_jobs.restoring.config import limits_of
-from spark_jobs.restoring.part import MOST_SHOWN, PartSurvey
+from spark_jobs.restoring.part import MAX_SHOWN, PartSurvey
 
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
@@ -59,7 +59,7 @@ class RestoreSurvey:
             found.last = part.last
             found.largest = max(found.largest, part.largest)
             subjects.update(part.subjects)
-        found.shown = found.shown[:MOST_SHOWN]
+        found.shown = found.shown[:MAX_SHOWN]
         found.missing = found.last + 1 - found.first - found.messages
         found.before = max(0, found.first - begins)
         found.after = max(0, ends - found.last)

@@ -22,8 +22,8 @@ Work = Callable[[PartSpec], T]
 
 _AHEAD = 1
 """Ranges that wait, computed, beside those being computed."""
-_MOST_JOBS = 8
-_MOST_THREADS = 4
+_MAX_JOBS = 8
+_MAX_THREADS = 4
 """More do not help: what is not in Arrow or NumPy runs in one thread at a time."""
 
 
@@ -37,13 +37,13 @@ class Maker:
     @classmethod
     def here(cls) -> Maker:
         """Compute in threads of this process."""
-        return cls(min(_MOST_THREADS, os.cpu_count() or 1))
+        return cls(min(_MAX_THREADS, os.cpu_count() or 1))
 
     @classmethod
     def on(cls, spark: SparkSession) -> Maker:
         """Compute on Spark's executors."""
-        known = _MOST_JOBS if is_remote() else spark.sparkContext.defaultParallelism
-        return cls(min(_MOST_JOBS, known), spark)
+        known = _MAX_JOBS if is_remote() else spark.sparkContext.defaultParallelism
+        return cls(min(_MAX_JOBS, known), spark)
 
     def futures(self, work: Work[T], specs: Sequence[PartSpec]) -> Generator[Future[T]]:
         """Yield the futures of all results, in order. No more than a few results are computed ahead."""

@@ -22,7 +22,7 @@ from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.transform.envelope import stored_blocks
 from spark_jobs.restoring import backup
 
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Maximum gaps that are listed; all are counted."""
 
 _SURVEYED = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
@@ -116,7 +116,7 @@ def survey_part(
     if not len(seqs):
         return _NOTHING
     breaks = np.flatnonzero(np.diff(seqs) != 1)
-    shown = breaks[:MOST_SHOWN]
+    shown = breaks[:MAX_SHOWN]
     subjects = {}
     if by_subject:
         counted = pc.value_counts(_array(rows.table, layout.SUBJECT))

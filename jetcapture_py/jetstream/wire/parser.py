@@ -24,7 +24,7 @@ LARGE = 2048
 """Frame size in bytes from which on frames are parsed one by one: parsing together scans payloads as well."""
 _MAX_CONTROL_LINE = 1 << 20
 _MAX_DIGITS = 12
-_MOST_DIGITS_TOGETHER = 9
+_MAX_DIGITS_TOGETHER = 9
 
 
 def receive_failed(error: Exception) -> ProtocolError:
@@ -261,7 +261,7 @@ def _places(where: Any) -> Any:
 def _decimals(text: Any, starts: Any, ends: Any) -> tuple[Any, Any]:
     """Parse decimals between these offsets; return also a mask of valid ones: canonical and not too long."""
     widths = ends - starts
-    width = int(min(widths.max(initial=1), _MOST_DIGITS_TOGETHER))
+    width = int(min(widths.max(initial=1), _MAX_DIGITS_TOGETHER))
     right = (widths > 0) & (widths <= width) & ((widths == 1) | (text.take(starts, mode="clip") != ord("0")))
     values = np.zeros(len(starts), np.int64)
     for place in range(width):  # from the last digit

@@ -51,7 +51,7 @@ _SINGLE_OBJECT = b"\xc3\x01"
 _CONFLUENT = b"\x00"
 _SAFE_LEVELS = 500
 """A recursive value of fewer levels cannot exhaust the stack of the library's compiled reader."""
-_MOST_EMPTY = 100
+_MAX_EMPTY = 100
 """Values without bytes, such as nulls outside of unions, that one value may hold by a schema that comes with it."""
 _EMPTY_IN_ALL = 1_000_000
 """Values without bytes in the rows of one container."""
@@ -245,8 +245,8 @@ class AvroDecoder:
         """The writer's schema that came with messages. Raises ValueError when reading with it could take too much."""
         check_size(schema)
         writer = self._writer(schema)
-        if writer.reader is not None and writer.costs.empty > _MOST_EMPTY:
-            raise ValueError(f"the schema has values of more than {_MOST_EMPTY} parts without bytes")
+        if writer.reader is not None and writer.costs.empty > _MAX_EMPTY:
+            raise ValueError(f"the schema has values of more than {_MAX_EMPTY} parts without bytes")
         return writer
 
     def _blocks(self, payload: bytes) -> tuple[_Writer, list[tuple[int, bytes]]]:

@@ -19,7 +19,7 @@ _PATIENCE = 20.0
 """Seconds to retry an unresponsive registry before messages go to the quarantine."""
 _FORGET = 30.0
 """Seconds after which a missing schema is looked up again."""
-_MOST_MISSING = 10_000
+_MAX_MISSING = 10_000
 _LARGEST = 16 << 20
 """Maximum bytes of a registry's answer."""
 
@@ -96,7 +96,7 @@ class Registry:
 
     def missed(self, key: int | bytes, reason: str) -> ValueError:
         """Return the error that a schema cannot be had or used, and give it again for some time without looking."""
-        if len(self._missing) >= _MOST_MISSING:
+        if len(self._missing) >= _MAX_MISSING:
             self._missing.clear()
         self._missing[key] = time.monotonic() + _FORGET, reason
         return ValueError(reason)

@@ -48,7 +48,7 @@ PRIMITIVES = {
 NESTED = ("record", "error", "array", "map")
 _LOGICAL = ("logicalType", "precision", "scale")
 _DAY = 86_400_000_000
-_MOST_DIGITS = 38
+_MAX_DIGITS = 38
 
 
 def without_logical(schema: Any) -> Any:
@@ -184,9 +184,9 @@ def _decimal(schema: dict[str, Any]) -> Shape | None:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision or precision < 1:
         return None
-    if precision > _MOST_DIGITS:
-        raise ValueError(f"a decimal of {precision} digits; the archive holds up to {_MOST_DIGITS}")
-    context, limit = decimal.Context(prec=_MOST_DIGITS), 10**precision
+    if precision > _MAX_DIGITS:
+        raise ValueError(f"a decimal of {precision} digits; the archive holds up to {_MAX_DIGITS}")
+    context, limit = decimal.Context(prec=_MAX_DIGITS), 10**precision
 
     def convert(value: bytes) -> decimal.Decimal:
         unscaled = int.from_bytes(value, "big", signed=True)
@@ -246,7 +246,7 @@ _SHAPES: Mapping[tuple[str, str], Callable[[], Shape]] = {
 
 MAX_PARTS = 20_000
 """Most JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
-_MOST_LEVELS = 300
+_MAX_LEVELS = 300
 """Of records, arrays and maps: the library's compiled reader has one call on the stack for each."""
 
 
@@ -292,8 +292,8 @@ def survey(schema: Any, named: Named, extra: int = 0) -> Costs:
     _refuse_endless(schema, named)
     visit = _Visit(named, extra)
     cost = visit.type(schema)
-    if cost.depth > _MOST_LEVELS:
-        raise ValueError(f"the schema nests deeper than {_MOST_LEVELS} levels")
+    if cost.depth > _MAX_LEVELS:
+        raise ValueError(f"the schema nests deeper than {_MAX_LEVELS} levels")
     return Costs(bool(visit.recursive), cost.empty, visit.nested, len(named), cost.leaves, visit.dense, visit.heaviest)
 
 

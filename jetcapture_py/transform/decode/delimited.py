@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column
 
 _BOM = "\ufeff"
-_MOST_FIELDS = 10_000
+_MAX_FIELDS = 10_000
 """Maximum fields of a header: each costs memory, however short the message is."""
 
 
@@ -241,8 +241,8 @@ class DelimitedDecoder:
 
     def _names(self, head: str) -> list[str]:
         """Return the names of a header. Raises ValueError or csv.Error."""
-        if head.count(self._delimiter) >= _MOST_FIELDS:
-            raise ValueError(f"the header names more than {_MOST_FIELDS} fields")
+        if head.count(self._delimiter) >= _MAX_FIELDS:
+            raise ValueError(f"the header names more than {_MAX_FIELDS} fields")
         (names,) = csv.reader([head], delimiter=self._delimiter, strict=True)
         sources = [column.source for column in self._columns]
         if twice := [name for name in sources if names.count(name) > 1]:
@@ -316,8 +316,8 @@ BuildTexts = Callable[[pa.StringArray], pa.Array]
 
 _INTEGER = r"\A-?[0-9]+\z"
 _NUMBER = r"\A-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?\z"
-_MOST_DIGITS = 38
-_MOST_REASONS = 10_000
+_MAX_DIGITS = 38
+_MAX_REASONS = 10_000
 _BOOL = r"\A(?i:true|false)\z"
 
 
@@ -385,7 +385,7 @@ def _decimals(declared: pa.Decimal128Type) -> BuildTexts:
     """
     whole, scale = declared.precision - declared.scale, declared.scale
     digits = f"0*[0-9]{{1,{whole}}}" if whole else "0+"
-    fraction = rf"(?:\.[0-9]{{1,{scale}}}0{{0,{_MOST_DIGITS - declared.precision}}})?" if scale else ""
+    fraction = rf"(?:\.[0-9]{{1,{scale}}}0{{0,{_MAX_DIGITS - declared.precision}}})?" if scale else ""
     plain = rf"\A-?{digits}{fraction}\z"
     fitting = fitting_decimal(declared)
 
@@ -409,7 +409,7 @@ def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
             values.append(None if text is None else read(text))
         except REFUSALS as error:
             bad[row] = str(error) or type(error).__name__
-            if len(bad) == _MOST_REASONS:  # those of one message, mostly
+            if len(bad) == _MAX_REASONS:  # those of one message, mostly
                 break
     if bad:
         raise MisfitError(bad)

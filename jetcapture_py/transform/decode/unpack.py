@@ -149,7 +149,7 @@ def split_lines(payload: bytes) -> Sequence[bytes]:
     return [line for line in payload.split(b"\n") if line and not line.isspace()]
 
 
-_MOST_COMMAS = 40 * MAX_ROWS
+_MAX_COMMAS = 40 * MAX_ROWS
 """Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
 _FEW_COMMAS = 4 * MAX_ROWS
 """Commas up to which elements are not counted first."""
@@ -163,8 +163,8 @@ _msgpack_items = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 def split_json_array(payload: bytes) -> Sequence[bytes]:
     """Split a JSON array into its elements."""
     commas = payload.count(b",")
-    if commas > _MOST_COMMAS:
-        raise ValueError(f"more than {_MOST_COMMAS} commas")
+    if commas > _MAX_COMMAS:
+        raise ValueError(f"more than {_MAX_COMMAS} commas")
     count = len(_json_objects(payload)) if commas > _FEW_COMMAS else 0
     if count > MAX_ROWS or len(items := _json_items(payload)) > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} elements")

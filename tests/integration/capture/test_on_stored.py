@@ -183,7 +183,7 @@ def test_a_failing_function_costs_the_capture_nothing(
 def test_a_hanging_function_delays_neither_acknowledgements_nor_messages(
     nats_server: Start, archive: Path, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(announcing, "MOST_WAITING", 10)
+    monkeypatch.setattr(announcing, "MAX_WAITING", 10)
 
     async def scenario() -> Any:
         server = nats_server()

@@ -323,7 +323,7 @@ def test_a_process_whose_event_loop_is_stuck_is_not_alive(tmp_path: Path, monkey
 def test_too_many_clients_are_turned_away_and_the_others_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(http_server, "MAX_CLIENTS", 3)
 
     async def scenario() -> None:
         with serve(Capture(config("nats://127.0.0.1:1", tmp_path)).state, "127.0.0.1:0") as port:

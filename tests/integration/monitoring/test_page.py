@@ -23,7 +23,7 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config import block
 from jetcapture_py.errors import PermanentStoreError
 from jetcapture_py.monitoring import history, http, http_server, notices
-from jetcapture_py.monitoring.facts import MOST_BLOCKS
+from jetcapture_py.monitoring.facts import MAX_BLOCKS
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.monitoring.http import serve
 from tests.integration.monitoring.test_http import MoodyStore, asked, get, ready
@@ -255,7 +255,7 @@ def test_two_thousand_open_keys_are_a_count_and_the_oldest_and_largest_few(nats_
                 blocks = section(page, "Open blocks: 2,000")
                 assert [table.text for table in blocks.all("h3")] == ["The 6 oldest of 2,000", "The 6 largest"]
                 oldest, largest = (rows(table) for table in blocks.all("table"))
-                assert len(oldest) == len(largest) == MOST_BLOCKS
+                assert len(oldest) == len(largest) == MAX_BLOCKS
                 assert oldest[0].startswith("orders.0000 ")
                 assert largest[0].startswith("orders.1234 ")
                 assert capture.blocks.open > block.MANY_KEYS

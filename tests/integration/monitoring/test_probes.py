@@ -50,7 +50,7 @@ def exchanged(client: socket.socket, data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def served(most_clients: int = http_server.MOST_CLIENTS) -> Iterator[HttpServer]:
+def served(most_clients: int = http_server.MAX_CLIENTS) -> Iterator[HttpServer]:
     server = HttpServer("127.0.0.1:0", Starting(), most_clients=most_clients)
     try:
         yield server
@@ -63,13 +63,13 @@ def test_connections_that_are_held_open_keep_no_probe_out(
     sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_server, "IDLE", 60.0)
-    with served() as server, connections(server.port, 4 * http_server.MOST_CLIENTS) as held:
+    with served() as server, connections(server.port, 4 * http_server.MAX_CLIENTS) as held:
         for client in held:
             with contextlib.suppress(OSError):  # it has given way already
                 client.sendall(sent)
         for _ in range(3):
             assert get(server.port, "/livez") == (200, "alive\n")
-        assert len(server._clients) <= http_server.MOST_CLIENTS
+        assert len(server._clients) <= http_server.MAX_CLIENTS
     assert not caplog.records
 
 
@@ -317,7 +317,7 @@ def test_the_command_answers_while_it_is_still_being_imported(nats_server: Start
 
 
 def test_a_start_that_takes_for_ever_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MOST_STARTING", 0.0)
+    monkeypatch.setattr(http_server, "MAX_STARTING", 0.0)
     with served() as server:
         assert get(server.port, "/livez") == (503, "starting\n")
 

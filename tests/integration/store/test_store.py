@@ -473,7 +473,7 @@ def test_what_a_killed_process_left_is_swept_and_what_another_one_writes_is_not(
 def test_a_store_that_knows_very_many_directories_forgets_them(
     local: LocalPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jetcapture_py.store._MOST_KNOWN", 3)
+    monkeypatch.setattr("jetcapture_py.store._MAX_KNOWN", 3)
     store = local.open()
     assert isinstance(store, LocalStore)
     for key in "abcdefghij":

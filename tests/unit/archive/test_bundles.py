@@ -105,7 +105,7 @@ def test_the_digest_is_that_of_the_same_messages_in_any_layout() -> None:
 
 
 def test_a_message_of_several_rows_is_counted_once_also_between_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "LEAST_ROWS", 3)
+    monkeypatch.setattr(bundles, "MIN_ROWS", 3)
     identities = [each for each in plain(10) for _ in range(4)]
     rows = keyed(identities, ["a"] * 40).append_column(layout.ROW, pa.array([0, 1, 2, 3] * 10, pa.int32()))
     encoded = write(rows, block=BLOCK, encoder=SIXTEEN)

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive.sparse import MOST_BYTES, Known
+from jetcapture_py.archive.sparse import MAX_BYTES, Known
 
 NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("u", pa.string()), ("v", pa.float64())])))])
 KNOWN = Known(pa.schema([("a", pa.int64()), ("b", pa.string()), ("n", NESTED)]))
@@ -56,7 +56,7 @@ def test_columns_without_values_are_left_out_where_there_are_many() -> None:
         a=[None, 5],
         n=pa.array([{"y": [{"u": "s"}]}, {"x": None}], NESTED),
     )
-    assert WIDE.bytes > MOST_BYTES > KNOWN.bytes
+    assert WIDE.bytes > MAX_BYTES > KNOWN.bytes
     (batch,) = rows.to_batches()
     assert WIDE.with_values(batch).schema.names == ["_nats_seq", "c1", "a", "n"]
     found = WIDE.complete(rows)

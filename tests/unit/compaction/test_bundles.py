@@ -225,7 +225,7 @@ def test_an_object_with_a_column_called_bundle_is_left_alone(tmp_path: Path) -> 
 def test_many_keys_become_few_objects_whose_row_groups_let_readers_skip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundles_of, "LEAST_ROWS", 20)
+    monkeypatch.setattr(bundles_of, "MIN_ROWS", 20)
     chance = random.Random(1)
     laid = {(seq, HOUR * 1_000_000 + seq): f"k{chance.randrange(300):03}" for seq in range(1, 3001)}
     assert len(lay_out(tmp_path, laid, 0, bucket=HOUR)) == 300

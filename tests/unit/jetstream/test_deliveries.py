@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.jetstream.ack_subject import AckPosition, position, subjects_like
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
-from jetcapture_py.jetstream.deliveries import ALONE_AFTER, MOST_SEQUENCES, Deliveries, Lost
+from jetcapture_py.jetstream.deliveries import ALONE_AFTER, MAX_SEQUENCES, Deliveries, Lost
 
 PREFIXES = ["$JS.ACK", "$JS.ACK.hub.ACCOUNT"]
 
@@ -132,7 +132,7 @@ def test_messages_that_are_handed_on_after_the_reconnect_do_not_count_twice() ->
 
 
 def test_a_gap_too_wide_to_ask_for_is_only_counted() -> None:
-    lost = alone(10).after_reconnect(state(15, 11 + MOST_SEQUENCES), replies(range(1, 11)), 1.0)
+    lost = alone(10).after_reconnect(state(15, 11 + MAX_SEQUENCES), replies(range(1, 11)), 1.0)
     assert (lost.messages, given_back(lost)) == (5, [])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jetcapture_py.config.shares import PULLED_LEAST, PULLED_MOST, UNLIMITED_PULL_FROM
+from jetcapture_py.config.shares import MAX_PULLED, MIN_PULLED, UNLIMITED_PULL_FROM
 from jetcapture_py.jetstream.pull_limits import (
     RECOVERY,
     REMEMBERED,
@@ -52,7 +52,7 @@ def test_all_pulls_together_ask_for_no_more_than_the_limit() -> None:
         in_flight += pull.max_bytes
         count += 1
     assert count == SLOTS
-    assert PULLED_MOST - SLOTS <= in_flight <= PULLED_MOST
+    assert MAX_PULLED - SLOTS <= in_flight <= MAX_PULLED
 
 
 def test_a_pull_fits_into_the_memory_that_is_left_unless_nothing_is_held() -> None:
@@ -81,7 +81,7 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
     assert ask(of, in_flight=0, free=MB, held=True) is None
     for period in range(1, 4):
         of.received(1000, period * REMEMBERED + 1)
-    assert ask(of, now=4 * REMEMBERED) == Ask(max_bytes=PULLED_MOST // SLOTS)
+    assert ask(of, now=4 * REMEMBERED) == Ask(max_bytes=MAX_PULLED // SLOTS)
 
 
 def test_only_one_pull_at_a_time_is_made_for_a_larger_message() -> None:
@@ -89,7 +89,7 @@ def test_only_one_pull_at_a_time_is_made_for_a_larger_message() -> None:
     asked = [ask(of) for _ in range(SLOTS)]
     assert [of.too_small(pull.max_bytes, 0, 0.0) for pull in asked if pull] == [True] + [False] * (SLOTS - 1)
     single = ask(of)
-    assert single == Ask(max_bytes=2 * (PULLED_MOST // SLOTS), batch=1)
+    assert single == Ask(max_bytes=2 * (MAX_PULLED // SLOTS), batch=1)
     assert ask(of, in_flight=single.max_bytes, held=True) is None
 
 
@@ -104,21 +104,21 @@ def test_messages_beyond_what_the_consumer_allows_a_pull_are_pulled_singly_until
 def test_being_stuck_is_reported_after_a_while_and_no_longer_than_it_lasts() -> None:
     of = limits()
     assert of.stuck(100.0) is None
-    of.too_small(PULLED_MOST // SLOTS, 0, 100.0)
+    of.too_small(MAX_PULLED // SLOTS, 0, 100.0)
     assert of.stuck(100.0) is None
     assert "exceeds" in (of.stuck(100.0 + STUCK_AFTER) or "")
     of.single_idle(ended=False)
     assert of.stuck(200.0) is None
-    of.too_small(2 * (PULLED_MOST // SLOTS), 0, 200.0)
+    of.too_small(2 * (MAX_PULLED // SLOTS), 0, 200.0)
     of.single_received(5 * MB, 0)
     assert of.stuck(300.0) is None
 
 
 def test_a_single_pull_that_ends_without_a_message_is_followed_by_usual_ones() -> None:
     of = limits()
-    of.too_small(PULLED_MOST // SLOTS, 0, 0.0)
+    of.too_small(MAX_PULLED // SLOTS, 0, 0.0)
     of.single_idle(ended=True)
-    assert ask(of) == Ask(max_bytes=PULLED_MOST // SLOTS)
+    assert ask(of) == Ask(max_bytes=MAX_PULLED // SLOTS)
 
 
 def test_much_that_was_lost_halves_what_is_asked_for_until_a_while_has_passed_without() -> None:
@@ -126,12 +126,12 @@ def test_much_that_was_lost_halves_what_is_asked_for_until_a_while_has_passed_wi
     assert not of.lost(SUBSTANTIAL - 1, 0.0)
     for _ in range(10):
         assert of.lost(SUBSTANTIAL, 0.0)
-    assert of.limit == PULLED_LEAST
-    assert ask(of) == Ask(max_bytes=PULLED_LEAST // SLOTS)
+    assert of.limit == MIN_PULLED
+    assert ask(of) == Ask(max_bytes=MIN_PULLED // SLOTS)
     ask(of, now=RECOVERY)
-    assert of.limit == 2 * PULLED_LEAST
+    assert of.limit == 2 * MIN_PULLED
     ask(of, now=20 * RECOVERY)
-    assert of.limit == PULLED_MOST
+    assert of.limit == MAX_PULLED
 
 
 @given(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
-from spark_jobs.archive import MOST_SCANS, Dedupe, Engine, read_archive
+from spark_jobs.archive import MAX_SCANS, Dedupe, Engine, read_archive
 from tests.integration.spark.conftest import HOUR, Archive
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_drift_of_several_columns_takes_no_scan_for_each_combination(
 ) -> None:
     archive, expected = drifted
     frame = read_archive(spark, archive.url, "ORDERS", columns=[layout.SEQ, *COLUMNS], engine=engine, dedupe=dedupe)
-    assert scans(frame) <= (0 if engine == "arrow" else 2 * MOST_SCANS)
+    assert scans(frame) <= (0 if engine == "arrow" else 2 * MAX_SCANS)
     assert sorted(tuple(row) for row in frame.collect()) == expected
 
 

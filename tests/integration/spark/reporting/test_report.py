@@ -28,8 +28,8 @@ from jetcapture_py.archive.writer import Encoder
 from jetcapture_py.errors import JetcaptureError
 from spark_jobs.compact import compact
 from spark_jobs.report import main, report
-from spark_jobs.reporting.coverage import MOST_HOLES, IncarnationCoverage
-from spark_jobs.reporting.facts import MOST_REASONS, Choice, Facts, collect
+from spark_jobs.reporting.coverage import MAX_HOLES, IncarnationCoverage
+from spark_jobs.reporting.facts import MAX_REASONS, Choice, Facts, collect
 from spark_jobs.reporting.source import ReportSource
 from tests.integration.spark.conftest import HOUR
 from tests.support import s3
@@ -389,13 +389,13 @@ class TestCoverage:
         seqs = [seq for seq in range(1, 500) if seq % 3 and not 100 <= seq <= 120]
         store.put(seqs)
         page = store.page(spark)
-        table = page.table("coverage", f"The {MOST_HOLES} largest")
-        assert len(table) == MOST_HOLES
+        table = page.table("coverage", f"The {MAX_HOLES} largest")
+        assert len(table) == MAX_HOLES
         assert ("99", "120", "22") in [(row["first missing"], row["last missing"], row["sequences"]) for row in table]
         life = store.facts(spark).lives[0]
         text = page.section("coverage").text
         listed = sum(int(row["sequences"]) for row in table)
-        assert f"{life.holes - MOST_HOLES} more holes with {life.missing - listed} sequences together" in text
+        assert f"{life.holes - MAX_HOLES} more holes with {life.missing - listed} sequences together" in text
 
 
 class TestQuarantine:
@@ -423,11 +423,11 @@ class TestQuarantine:
         assert page.tiles["In quarantine"] == "4"
 
     def test_many_reasons_are_summed_up(self, spark: SparkSession, store: Store) -> None:
-        reasons = MOST_REASONS + 10
+        reasons = MAX_REASONS + 10
         store.put([1], "a")
         store.put(range(2, 2 + reasons), errors=[("decode", "x" * (n + 1)) for n in range(reasons)])
         page = store.page(spark)
-        assert len(page.table("quarantine", "Numbers are shown")) == MOST_REASONS
+        assert len(page.table("quarantine", "Numbers are shown")) == MAX_REASONS
         assert "10 more messages for other reasons" in page.section("quarantine").text
 
     def test_an_archive_of_a_quarantine_alone_has_a_report(self, spark: SparkSession, store: Store) -> None:

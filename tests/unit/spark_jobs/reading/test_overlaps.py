@@ -91,14 +91,14 @@ def test_too_many_ranges_are_left_to_spark() -> None:
     alternating = [(seq, 1) for seq in range(1, 101) if seq % 4 < 2], [(seq, 1) for seq in range(1, 101) if seq % 4]
     found = resolved(contents([("a", list(alternating))]))
     assert len(found.unresolved) == 2
-    assert overlaps.MOST_RANGES < 25
+    assert overlaps.MAX_RANGES < 25
 
 
 def test_what_is_much_is_left_to_spark_unread() -> None:
     def unread(names: Sequence[ObjectName]) -> list[Identities]:
         raise AssertionError("read")
 
-    many = list(contents([("a", [[(seq, 1)] for seq in range(1, overlaps.MOST_OBJECTS + 2)])]))
+    many = list(contents([("a", [[(seq, 1)] for seq in range(1, overlaps.MAX_OBJECTS + 2)])]))
     assert resolve(many, unread).unresolved == many
 
 

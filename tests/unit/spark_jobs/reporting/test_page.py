@@ -10,7 +10,7 @@ import pytest
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.pages.charts import MOST_BARS, Axis, count_ticks, size_ticks, stacked
+from jetcapture_py.pages.charts import MAX_BARS, Axis, count_ticks, size_ticks, stacked
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.pages.words import clipped, duration, plural, share, short, size
 from spark_jobs.reporting.coverage import Hole, IncarnationCoverage
@@ -173,7 +173,7 @@ class TestAxis:
     ) -> None:
         axis = Axis.over({MAY: 1, MAY + seconds: 1}, interval)
         assert axis.step == step
-        assert axis.bars <= MOST_BARS + 1
+        assert axis.bars <= MAX_BARS + 1
         assert axis.place(MAY) == 0
         assert axis.place(MAY + seconds) == axis.bars - 1
 

@@ -23,7 +23,7 @@ from jetcapture_py.transform.decode.unpack import BYTES_AT_ONCE, MAX_ROWS
 from jetcapture_py.transform.keys import make_key
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
-MOST = 10_000
+MAX_SIZE = 10_000
 COLUMNS = {"a": Declared("int64")}
 
 
@@ -61,18 +61,18 @@ WAYS = [
 
 @pytest.mark.parametrize(("name", "compress"), WAYS)
 def test_payloads_are_inflated_up_to_their_limit(name: str, compress: Any) -> None:
-    inflate = inflater(name, MOST)
-    for data in (b"x", b"hello " * 20, b"x" * MOST, bytes(range(256)) * 20):
+    inflate = inflater(name, MAX_SIZE)
+    for data in (b"x", b"hello " * 20, b"x" * MAX_SIZE, bytes(range(256)) * 20):
         assert inflate(compress(data)) == data
     if compress is not bytes:
-        for data in (b"x" * (MOST + 1), bytes(50 << 20)):
+        for data in (b"x" * (MAX_SIZE + 1), bytes(50 << 20)):
             with pytest.raises(ValueError, match="inflates to more than"):
                 inflate(compress(data))
 
 
 @pytest.mark.parametrize(("name", "compress"), [way for way in WAYS if way[1] is not bytes])
 def test_damaged_or_truncated_data_is_refused(name: str, compress: Any) -> None:
-    inflate = inflater(name, MOST)
+    inflate = inflater(name, MAX_SIZE)
     whole = compress(b"some text, some more text, and some text " * 9)
     for size in range(1, len(whole)):
         if name == "auto" and size < 11:
@@ -85,17 +85,17 @@ def test_damaged_or_truncated_data_is_refused(name: str, compress: Any) -> None:
 
 
 def test_frames_and_members_that_follow_each_other_are_one_payload() -> None:
-    assert inflater("gzip", MOST)(gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
-    assert inflater("zstd", MOST)(zstd(b"a") + zstd(b"b")) == b"ab"
+    assert inflater("gzip", MAX_SIZE)(gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
+    assert inflater("zstd", MAX_SIZE)(zstd(b"a") + zstd(b"b")) == b"ab"
     with pytest.raises(ValueError, match="members"):
-        inflater("gzip", MOST)(gzip.compress(b"") * 1001)
+        inflater("gzip", MAX_SIZE)(gzip.compress(b"") * 1001)
 
 
 def test_a_checksum_that_differs_is_damage() -> None:
     data = bytearray(framed(b"hello world"))
     data[-1] ^= 1
     with pytest.raises(ValueError, match="checksum"):
-        inflater("snappy", MOST)(bytes(data))
+        inflater("snappy", MAX_SIZE)(bytes(data))
 
 
 @pytest.mark.parametrize("size", [1, 65_536, 200_001])
@@ -113,7 +113,7 @@ def test_checksums_of_framed_snappy_are_those_of_another_library(size: int) -> N
 def test_a_window_larger_than_the_limit_is_refused(window: int) -> None:
     frame = b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"\x01\x00\x00"
     with pytest.raises(ValueError, match="inflates to more than"):
-        inflater("zstd", MOST)(frame)
+        inflater("zstd", MAX_SIZE)(frame)
 
 
 @pytest.mark.parametrize(("name", "compress"), [way for way in WAYS if way[0] != "auto"])
