@@ -32,9 +32,9 @@ from jetcapture_py.text import plural
 from spark_jobs.reading import bucket as kv
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Columns, Reads, Table, quoted
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.objects import Archive, Listing, ObjectFacts
 from spark_jobs.reading.part import Keys, Moment, Part
-from spark_jobs.reading.place import ArchiveLocation
 from spark_jobs.reading.scan import Scans
 
 Dedupe = Literal["auto", "full", "none"]

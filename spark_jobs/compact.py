@@ -52,8 +52,8 @@ from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import plural
 from spark_jobs.arguments import Parsed, PartArguments, parse
 from spark_jobs.job import guarded, session
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.part import Keys, Moment, Part
-from spark_jobs.reading.place import ArchiveLocation
 
 OLDER_THAN = 3600.0
 GRACE = 300.0

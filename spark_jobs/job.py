@@ -32,7 +32,7 @@ from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import SHARE
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
-from spark_jobs.reading.place import spark_settings
+from spark_jobs.reading.location import spark_settings
 
 _TIME_ZONE = "spark.sql.session.timeZone"
 _WORKER_PATH = "spark.executorEnv.PYTHONPATH"

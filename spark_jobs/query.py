@@ -31,7 +31,7 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.text import escaped, plural
 from spark_jobs.arguments import LoginArguments, QueryArguments, SurveyArguments, login, parse
 from spark_jobs.job import guarded, session, whole_file
-from spark_jobs.reading.place import in_spark
+from spark_jobs.reading.location import in_spark
 from spark_jobs.reading.row_json import is_nested, row_of, text_of
 from spark_jobs.replay import logging_to_stderr, replay
 from spark_jobs.replaying.origin import origin_of

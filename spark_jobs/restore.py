@@ -37,21 +37,21 @@ from jetcapture_py.store.remote import with_secrets
 from jetcapture_py.text import plural
 from spark_jobs.arguments import login
 from spark_jobs.job import guarded, session
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring.arguments import RestoreCommand, parse
 from spark_jobs.restoring.checks import RestoreSurvey, describe, drops, holes
 from spark_jobs.restoring.config import beginning_at, kept_config, limits_of, target_config
 from spark_jobs.restoring.makers import Maker
 from spark_jobs.restoring.part import PartSurvey, Reading, make_part, survey_part
 from spark_jobs.restoring.plan import RestorePlan, plan_restore
-from spark_jobs.restoring.send import Order, check_target, progress, send
+from spark_jobs.restoring.send import RestoreOrder, check_target, progress, send
 
 SMALL = 8 << 30
 """Bytes of messages up to which an archive is read without Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RestoreRequest:
     """What to restore: sequences `first` to `last`, timestamps up to `until` in nanoseconds, of the incarnation whose
     creation time begins with `created`; None for no bound and the last one. `name` is the new stream's.
 
@@ -79,7 +79,7 @@ class PreparedRestore:
     `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
     """
 
-    wanted: Wanted
+    request: RestoreRequest
     maker: Maker
     reading: Reading
     plan: RestorePlan
@@ -100,53 +100,53 @@ class Restored:
     seconds: float
 
 
-def prepare(wanted: Wanted, maker: Maker | None = None) -> PreparedRestore:
+def prepare(request: RestoreRequest, maker: Maker | None = None) -> PreparedRestore:
     """Read the archive's names, footers, sequences and timestamps. Raises JetcaptureError.
 
     `maker` decides where ranges are read; default: Spark unless the archive is small.
     """
-    options = with_secrets(wanted.options)
-    files = ArchiveLocation.open(wanted.url, options).files
-    plan = plan_restore(files, wanted.stream, first=wanted.first, last=wanted.last, created=wanted.created)
-    kept = kept_config(files, wanted.stream, plan.created)
+    options = with_secrets(request.options)
+    files = ArchiveLocation.open(request.url, options).files
+    plan = plan_restore(files, request.stream, first=request.first, last=request.last, created=request.created)
+    kept = kept_config(files, request.stream, plan.created)
     config = target_config(
         kept,
-        None if wanted.changes is None else Path(wanted.changes),
-        source=wanted.stream,
-        name=wanted.name,
-        prefix=wanted.prefix,
-        without_limits=wanted.without_limits,
+        None if request.changes is None else Path(request.changes),
+        source=request.stream,
+        name=request.name,
+        prefix=request.prefix,
+        without_limits=request.without_limits,
     )
     if maker is None:
         maker = Maker.here() if plan.weight <= SMALL else Maker.on(session("jetcapture restore"))
-    reading = Reading(files=files, prefix=wanted.prefix, until=wanted.until)
+    reading = Reading(files=files, prefix=request.prefix, until=request.until)
     limits = limits_of(config)
-    plan, parts = _surveyed(maker, reading, plan, wanted.until, limits)
-    begins = wanted.first if wanted.first > 1 else plan.begins
-    ends = wanted.last if wanted.last is not None and wanted.until is None else 0
+    plan, parts = _surveyed(maker, reading, plan, request.until, limits)
+    begins = request.first if request.first > 1 else plan.begins
+    ends = request.last if request.last is not None and request.until is None else 0
     found = RestoreSurvey.of(parts, begins, ends)
     if not found.messages:
-        raise JetcaptureError(f"the archive of stream {wanted.stream} has no messages in this range")
+        raise JetcaptureError(f"the archive of stream {request.stream} has no messages in this range")
     if found.largest > (most := limits.get("max_msg_size", found.largest)):
         raise JetcaptureError(
-            f"stream {wanted.name} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
+            f"stream {request.name} takes messages of up to {format_size(most)} (max_msg_size), but the largest has "
             f"{format_size(found.largest)}: restore with --without-limits, or another setting in --stream-config"
         )
-    for name, floor in wanted.consumers.items():
+    for name, floor in request.consumers.items():
         if floor > found.last:
             raise JetcaptureError(
                 f"--consumer {name}={floor}: the last restored sequence is {found.last}, and the consumer would skip "
                 "messages that are published later"
             )
     return PreparedRestore(
-        wanted=wanted,
+        request=request,
         maker=maker,
         reading=reading,
         plan=plan,
         survey=found,
         config=beginning_at(config, found.first),
-        hole=holes(found, wanted.stream),
-        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(wanted.consumers))),
+        hole=holes(found, request.stream),
+        drops=tuple(drops(found, config, plan.size_of(found.messages), consumers=bool(request.consumers))),
     )
 
 
@@ -170,14 +170,14 @@ def _surveyed(
 
 def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | None = None) -> Restored:
     """Create the stream. Raises JetcaptureError; the incomplete stream is then removed."""
-    wanted, found = prepared.wanted, prepared.survey
-    order = Order(
+    request, found = prepared.request, prepared.survey
+    order = RestoreOrder(
         login=servers,
-        stream=wanted.name,
+        stream=request.name,
         config=prepared.config,
         first=found.first,
         last=found.last,
-        consumers=wanted.consumers,
+        consumers=request.consumers,
     )
     began = time.monotonic()
     made = prepared.maker.futures(partial(make_part, prepared.reading), prepared.plan.parts)
@@ -185,7 +185,7 @@ def restore(prepared: PreparedRestore, servers: NatsConfig, console: Console | N
         with closing(made), progress(found.messages, console or Console(file=sys.stderr)) as sent:
             info = asyncio.run(send(order, made, sent))
     except asyncio.CancelledError as error:
-        raise JetcaptureError(f"terminated; the incomplete stream {wanted.name} was removed") from error
+        raise JetcaptureError(f"terminated; the incomplete stream {request.name} was removed") from error
     return Restored(
         messages=found.messages,
         kept=int(info["state"]["messages"]),
@@ -205,7 +205,7 @@ def _job(chosen: RestoreCommand) -> None:
     if servers is not None:
         asyncio.run(check_target(servers, chosen.target))
     prepared = prepare(
-        Wanted(
+        RestoreRequest(
             url=chosen.url,
             stream=chosen.stream,
             name=chosen.target,
@@ -239,8 +239,8 @@ def _job(chosen: RestoreCommand) -> None:
 
 
 def _lines(prepared: PreparedRestore) -> list[str]:
-    plan, name = prepared.plan, prepared.wanted.name
-    lines = [f"stream {prepared.wanted.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
+    plan, name = prepared.plan, prepared.request.name
+    lines = [f"stream {prepared.request.stream} as {name}, from {plural(len(plan.parts), 'range')} of the archive"]
     if plan.continued:
         lines.append(f"created {plan.created}; it continues the stream that was created {', '.join(plan.continued)}")
     if plan.others:

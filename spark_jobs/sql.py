@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.archive import archive_view
 from spark_jobs.arguments import QueryArguments
-from spark_jobs.reading.place import ArchiveLocation, no_watermark
+from spark_jobs.reading.location import ArchiveLocation, no_watermark
 
 _VIEWS = ("archive", "quarantine")
 _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")

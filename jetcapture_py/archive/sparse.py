@@ -20,7 +20,7 @@ LEAF_BYTES = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ColumnSet:
     """All columns that a decoder knows of."""
 
     schema: pa.Schema

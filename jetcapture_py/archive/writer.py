@@ -23,7 +23,7 @@ from jetcapture_py.archive.encodings import settings
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import identity, ordered
 from jetcapture_py.archive.schema import REPLY, conform, shared_nulls, unify
-from jetcapture_py.archive.sparse import Known
+from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.log import event
 from jetcapture_py.text import one_line
 
@@ -127,7 +127,7 @@ class Encoder:
         block: BlockId,
         sealed_by: str,
         batches: Sequence[pa.RecordBatch],
-        known: Known | None = None,
+        known: ColumnSet | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
         """Encode the rows of one block, each message once, sorted by sequence, or in a bundle by key and sequence.
@@ -182,7 +182,7 @@ class Encoder:
         block: BlockId,
         sealed_by: str,
         batches: Sequence[pa.RecordBatch],
-        known: Known | None = None,
+        known: ColumnSet | None = None,
         sink: FileSink | None = None,
     ) -> EncodedBlock:
         """Call `encode`; if the rows cannot be written, make a quarantine object of the messages instead."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive.layout import BlockId
 from jetcapture_py.archive.ordering import PIECE_BYTES
-from jetcapture_py.archive.sparse import Known
+from jetcapture_py.archive.sparse import ColumnSet
 from jetcapture_py.archive.writer import EncodedBlock, Encoder
 from jetcapture_py.capture.allocator import Resident
 from jetcapture_py.capture.blocks import Block
@@ -16,7 +16,7 @@ from jetcapture_py.capture.spool import SpoolFile
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.shares import ENCODING_COPIES, ENCODING_PIECES, RELEASE_SHARE
 
-_Work = tuple[BlockId, str, Sequence[pa.RecordBatch], Known | None]
+_Work = tuple[BlockId, str, Sequence[pa.RecordBatch], ColumnSet | None]
 
 
 class Encoding:
@@ -25,7 +25,7 @@ class Encoding:
     def __init__(self, state: CaptureState, encoder: Encoder) -> None:
         self.encoder = encoder
         self._state = state
-        self._known: Known | None = None
+        self._known: ColumnSet | None = None
         self._resident = Resident(state.config.limits.memory // RELEASE_SHARE)
 
     def stream_known(self) -> None:
@@ -33,10 +33,10 @@ class Encoding:
         source = self._state.source
         self.encoder = self.encoder.for_stream(source.stream_created, source.consumer)
 
-    def learn(self, columns: pa.Schema | None) -> None:
+    def set_columns(self, columns: pa.Schema | None) -> None:
         """Remember all columns that the decoder knows of."""
         if columns is not None and (self._known is None or columns is not self._known.schema):
-            self._known = Known(columns)
+            self._known = ColumnSet(columns)
 
     async def encode(self, blocks: Sequence[Block]) -> list[EncodedBlock]:
         """Encode blocks, and free their rows."""
@@ -53,7 +53,7 @@ class Encoding:
         state.progress.set()
         return objects
 
-    def _columns_of(self, block: Block) -> Known | None:
+    def _columns_of(self, block: Block) -> ColumnSet | None:
         return None if block.id.quarantine else self._known
 
     def _encode(self, work: Sequence[tuple[bool, _Work]]) -> list[EncodedBlock]:

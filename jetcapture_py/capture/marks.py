@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from jetcapture_py.archive.watermark import Watermark, path
 from jetcapture_py.capture.key_rule import describe_time
-from jetcapture_py.capture.progress import Move, move
+from jetcapture_py.capture.progress import WatermarkUpdate, update_watermark
 from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.capture.stream_configs import keep_stream_config
 from jetcapture_py.errors import StoreError
@@ -58,13 +58,13 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
 
 def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
     """Write what is found, with what is there already, when that says something new; what is there then."""
-    moves: list[Move] = []
+    updates: list[WatermarkUpdate] = []
 
     def change(data: bytes | None) -> bytes | None:
-        moves.append(move(data, found, consumer, idle))
-        return moves[-1].data
+        updates.append(update_watermark(data, found, consumer, idle))
+        return updates[-1].data
 
     change_note(store, path(found.stream), change)
-    for name, fields in moves[-1].warnings:
+    for name, fields in updates[-1].warnings:
         event(log, logging.WARNING, name, **fields)
-    return moves[-1].there
+    return updates[-1].content

@@ -88,7 +88,7 @@ class Capture:
                 prepared = await self.decoding.next()  # decoded and routed
                 if prepared is None:
                     continue  # too many at once: fewer come next time
-                self.encoding.learn(prepared.columns)
+                self.encoding.set_columns(prepared.columns)
                 blocks, now = state.blocks, loop.time()
                 full = blocks.add(prepared.rows, prepared.runs, now)
                 full += blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True)

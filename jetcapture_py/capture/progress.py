@@ -20,18 +20,18 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """An update of the file: `data` to write, None to leave it; `there` is its content afterwards.
+class WatermarkUpdate:
+    """An update of the file: `data` to write, None to leave it; `content` is what it has afterwards.
 
     `warnings` are log events with their fields.
     """
 
-    there: Watermark
+    content: Watermark
     data: bytes | None
     warnings: tuple[tuple[str, Mapping[str, object]], ...] = ()
 
 
-def move(data: bytes | None, found: Watermark, state: ConsumerState, idle: timedelta) -> Move:
+def update_watermark(data: bytes | None, found: Watermark, state: ConsumerState, idle: timedelta) -> WatermarkUpdate:
     """Return how `found`, the watermark by the consumer's `state`, changes a file that contains `data`.
 
     A file of which only the time changed, by less than `idle`, stays unchanged.
@@ -50,9 +50,9 @@ def move(data: bytes | None, found: Watermark, state: ConsumerState, idle: timed
     found = replace(found, filters=_joined(there, found, state, warnings))
     new = found.after(there)
     if there is not None and not wrong and (new is None or _only_later(new, there, idle)):
-        return Move(there=there, data=None, warnings=tuple(warnings))
+        return WatermarkUpdate(content=there, data=None, warnings=tuple(warnings))
     new = new or there or found
-    return Move(there=new, data=new.encode(), warnings=tuple(warnings))
+    return WatermarkUpdate(content=new, data=new.encode(), warnings=tuple(warnings))
 
 
 def _only_later(new: Watermark, old: Watermark, idle: timedelta) -> bool:

@@ -148,7 +148,7 @@ async def _catch_up(state: CaptureState, stop: asyncio.Event) -> None:
         if state.preparing or state.source.idle_for() < CATCH_UP_POLL:
             continue
         if state.source.waiting:
-            state.source.hand_on()
+            state.source.flush()
             continue
         if not await state.source.refresh():
             continue

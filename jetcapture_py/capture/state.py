@@ -174,7 +174,7 @@ class CaptureState:
         self.quarantine_log.end()
         self.source.halt()  # after a failure, do not wait for open pulls
         await self.source.stop()  # first, or the messages would be redelivered right here
-        await self.source.give_back(self.held_replies())
+        await self.source.nak(self.held_replies())
         await self.source.close()
         self.decode_threads.shutdown(wait=False)
         self.store_threads.shutdown(wait=False)

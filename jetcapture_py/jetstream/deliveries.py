@@ -67,7 +67,7 @@ class Deliveries:
             self._offset, self._alone_since = found.delivery - total, now
             self._lost.clear()
 
-    def looked_up(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:
+    def record_state(self, state: ConsumerState, *, held: int, pulls: int, now: float) -> None:
         """Record the consumer's state while this process held `held` messages and had `pulls` open pulls."""
         self._elsewhere.append(max(0, state.unacked - held))  # held by other replicas, or in flight
         if state.waiting_pulls > pulls:

@@ -31,7 +31,7 @@ class PayloadCheck:
     """Decides which messages without a payload to accept, and remembers which it has NAKed.
 
     `look_up` gets the consumer's state: its ack floor if `headers_only` is off, None if it cannot be used any more.
-    `give_back` NAKs messages by their ack subjects. `is_empty` asks the stream whether the message with a sequence has
+    `nak` NAKs messages by their ack subjects. `is_empty` asks the stream whether the message with a sequence has
     no payload; None if unknown. With `limited`, the consumer has `max_deliver`: a NAKed message might never come again,
     so `look_up` alone decides.
     """
@@ -41,13 +41,13 @@ class PayloadCheck:
         stream: str,
         consumer: str,
         look_up: Callable[[], Awaitable[int | None]],
-        give_back: Callable[[pa.BinaryArray], Awaitable[None]],
+        nak: Callable[[pa.BinaryArray], Awaitable[None]],
         is_empty: Callable[[int], Awaitable[bool | None]],
         *,
         limited: bool = False,
     ) -> None:
         self._stream, self._consumer = stream, consumer
-        self._look_up, self._give_back, self._is_empty, self._limited = look_up, give_back, is_empty, limited
+        self._look_up, self._nak, self._is_empty, self._limited = look_up, nak, is_empty, limited
         self._given_back = np.empty(0, np.int64)
         self._log_limit = LogLimit()
 
@@ -59,7 +59,7 @@ class PayloadCheck:
         ack_floor = await self._look_up()  # only now: an earlier answer would not cover these messages
         replies = received.where(lacking).replies
         if ack_floor is None:
-            await self._give_back(replies)
+            await self._nak(replies)
             return received.where(~lacking)
         if self._limited:
             return received
@@ -70,7 +70,7 @@ class PayloadCheck:
         rejected = replies.filter(pa.array(~empty))
         if messages := self._log_limit.due(asyncio.get_running_loop().time(), len(rejected)):
             event(log, logging.WARNING, "messages.without_payload", given_back=messages)
-        await self._give_back(rejected)
+        await self._nak(rejected)
         return received.where(accepted)
 
     async def _really_empty(self, seqs: Any, ack_floor: int) -> Any:

@@ -63,7 +63,7 @@ class Denials:
         self.listeners: list[Callable[[Denial], None]] = []
         self._waiting: dict[asyncio.Future[Msg], str] = {}
 
-    def note(self, error: str, inbox_prefix: str) -> None:
+    def record(self, error: str, inbox_prefix: str) -> None:
         """Handle an error of the server: fail the requests that it refuses."""
         denial = denial_in(error)
         if denial is None:

@@ -122,7 +122,7 @@ class Pulls:
         self._client, self._api, self._consumer = client, api, consumer
         self._clock = asyncio.get_running_loop().time
         self.answered = self._opened = self._clock()
-        self.looked_up()
+        self.record_pending()
         for _ in range(SLOTS):
             subject = client.new_inbox()
             self.slots.append(PullSlot(subject, await client.receive_into(self._inbox, f"{subject}.*"), self._inbox))
@@ -147,8 +147,8 @@ class Pulls:
         """Why nothing is delivered although the server answers, in one line; None if nothing is wrong."""
         return self.limits.stuck(self._clock())
 
-    def looked_up(self) -> None:
-        """Note how much is left to deliver, after the consumer's state was looked up."""
+    def record_pending(self) -> None:
+        """Record how much is left to deliver, after the consumer's state was looked up."""
         self._last_total = self._inbox.total + self._consumer.state.pending
 
     def broken(self) -> None:

@@ -109,7 +109,7 @@ class PullSource:
             self.stream,
             self.consumer,
             self._floor_again,
-            self.give_back,
+            self.nak,
             self._consumer.is_empty,
             limited=self.state.config.get("max_deliver", -1) > 0,
         )
@@ -264,7 +264,7 @@ class PullSource:
             self._ready.clear()
         return received if received or not self._ended else None
 
-    def hand_on(self) -> None:
+    def flush(self) -> None:
         """Return waiting messages without waiting for more."""
         self._enough.set()
 
@@ -273,7 +273,7 @@ class PullSource:
         self._ready.set()
         self.arrived.set()
         if self.waiting >= ENOUGH:
-            self.hand_on()
+            self.flush()
 
     # ------------------------------------------------------------------ pulling
 
@@ -306,7 +306,7 @@ class PullSource:
         if self.waiting:
             self._deliveries.received(self.fetched, self._inbox.rows.last_reply(), self._loop.time())
         lost = self._deliveries.after_reconnect(self.state, self._replies(), self._loop.time())
-        await self.give_back(lost.replies)
+        await self.nak(lost.replies)
         if not lost.messages:
             return
         self.lost += lost.messages
@@ -332,12 +332,12 @@ class PullSource:
         if not await self._consumer.refresh() or self.failure is not None:
             return False
         self._known = asked
-        self.pulls.looked_up()
+        self.pulls.record_pending()
         held = self._unacked()
         self.other_unacked = max(0, self.state.unacked - held)
         pulls = max(pulls, self.pulls.active)
         self.other_pulls = max(0, self.state.waiting_pulls - pulls)
-        self._deliveries.looked_up(self.state, held=held, pulls=pulls, now=self._loop.time())
+        self._deliveries.record_state(self.state, held=held, pulls=pulls, now=self._loop.time())
         if not self.pulls.active:
             self.pulls.answered = self._loop.time()
         return True
@@ -398,6 +398,6 @@ class PullSource:
         """Reset the messages' ack wait (+WPI)."""
         await acks.publish(self._client, replies, b"+WPI")
 
-    async def give_back(self, replies: pa.BinaryArray) -> None:
+    async def nak(self, replies: pa.BinaryArray) -> None:
         """Have the messages redelivered immediately (-NAK)."""
         await acks.publish(self._client, replies, b"-NAK")

@@ -29,7 +29,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.manage import check_server
 from jetcapture_py.manage.findings import Findings
 from jetcapture_py.manage.forecast import Forecast, forecast, put_price
-from jetcapture_py.manage.plan import found
+from jetcapture_py.manage.plan import info_or_none
 from jetcapture_py.manage.traffic import Sample, rates, sample
 from jetcapture_py.store import LocalStore, configured_store
 from jetcapture_py.text import plural
@@ -142,7 +142,7 @@ async def _server(
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:
     """Return the stream, None if it does not exist or is unknown, and whether the user may look it up."""
     try:
-        return await found(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND), True
+        return await info_or_none(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND), True
     except SourceError as error:
         findings.skipped("stream", _reason(error))
         return None, False
@@ -151,7 +151,7 @@ async def _stream(session: ReadSession, stream: str, findings: Findings) -> tupl
 async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> dict[str, Any] | None:
     """Return the consumer, None if it does not exist. A capture needs the permission to look it up."""
     try:
-        return await found(session, f"CONSUMER.INFO.{source.stream}.{source.consumer}", CONSUMER_NOT_FOUND)
+        return await info_or_none(session, f"CONSUMER.INFO.{source.stream}.{source.consumer}", CONSUMER_NOT_FOUND)
     except SourceError as error:
         findings.problem("permission", f"{_reason(error)}; allow it")
         return None

@@ -19,7 +19,7 @@ from jetcapture_py.jetstream.admin import filters_of, unusable
 from jetcapture_py.jetstream.connection import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.settings import normal
-from jetcapture_py.manage.plan import found
+from jetcapture_py.manage.plan import info_or_none
 from jetcapture_py.manage.show import human
 
 TIMEOUT = 10.0
@@ -39,12 +39,12 @@ def run(nats: NatsConfig, stream: str, consumer: str | None) -> int:
 async def export(nats: NatsConfig, stream: str, consumer: str | None) -> dict[str, Any]:
     """Return the sections of the configuration. Raises SourceError."""
     async with ReadSession(nats, f"jetcapture export {stream}", timeout=TIMEOUT) as session:
-        answer = await found(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND)
+        answer = await info_or_none(session, f"STREAM.INFO.{stream}", STREAM_NOT_FOUND)
         if answer is None:
             raise SourceError(f"stream {stream} does not exist")
         sections: dict[str, Any] = {"nats": _nats(nats), "stream": stream_section(answer["config"])}
         if consumer is not None:
-            described = await found(session, f"CONSUMER.INFO.{stream}.{consumer}", CONSUMER_NOT_FOUND)
+            described = await info_or_none(session, f"CONSUMER.INFO.{stream}.{consumer}", CONSUMER_NOT_FOUND)
             if described is None:
                 raise SourceError(f"consumer {consumer} does not exist on stream {stream}")
             sections["source"] = source_section(stream, consumer, described["config"])

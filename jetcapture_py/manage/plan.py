@@ -51,7 +51,7 @@ class Plan:
 async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
     """Return the plans, the stream's first. Raises SourceError."""
     name = managed.stream_name
-    answer = await found(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
+    answer = await info_or_none(session, f"STREAM.INFO.{name}", STREAM_NOT_FOUND)
     server = await _server(session, answer)
     planned = []
     if managed.stream is not None:
@@ -64,7 +64,7 @@ async def plans(session: ReadSession, managed: Managed) -> list[Plan]:
     return planned
 
 
-async def found(session: ReadSession, subject: str, missing: int) -> dict[str, Any] | None:
+async def info_or_none(session: ReadSession, subject: str, missing: int) -> dict[str, Any] | None:
     """Return the answer of the JetStream API, None for the error `missing`. Raises SourceError."""
     try:
         return await session.request(subject)
@@ -150,7 +150,7 @@ async def _consumer_plan(
     name = source.consumer
     wanted = wanted_config(source)
     subject = f"CONSUMER.INFO.{source.stream}.{name}"
-    answer = None if stream is None else await found(session, subject, CONSUMER_NOT_FOUND)
+    answer = None if stream is None else await info_or_none(session, subject, CONSUMER_NOT_FOUND)
     if stream is None or answer is None:
         changes = [
             SettingChange(name=setting, old=None, new=value, refusal=server.too_old_for(setting, value))

@@ -153,7 +153,7 @@ class _Repairer:
             prepared = await decoding.next()
             if prepared is None:
                 continue  # too many at once: fewer come next time
-            self._encoding.learn(prepared.columns)
+            self._encoding.set_columns(prepared.columns)
             full: list[Block] = []
             for quarantine, rows, runs in (
                 (False, prepared.rows, prepared.runs),

@@ -22,7 +22,7 @@ from jetcapture_py.text import one_line
 from spark_jobs.reading.arrow_engine import ArrowEngine
 from spark_jobs.reading.columns import Field
 from spark_jobs.reading.footers import SchemaReader, bundles_in, read_footer
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 
 _QUARANTINE = (
     f"{layout.STREAM} string, {layout.SUBJECT} string, {layout.SEQ} long, {layout.TIMESTAMP} timestamp, "

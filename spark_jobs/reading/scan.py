@@ -37,8 +37,8 @@ from pyspark.sql.utils import is_remote
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.objects import Listing
-from spark_jobs.reading.place import ArchiveLocation
 
 TRUSTED = timedelta(seconds=10)
 """Age of a plan from which a scan of a list counts its objects."""

@@ -64,7 +64,7 @@ class StreamTail:
     """
 
     stream: str
-    life: Incarnation
+    incarnation: Incarnation
     first: int
     last: int
     seqs: Any
@@ -96,20 +96,20 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, firs
             kind = "is a mirror" if state.mirror else f"has retention {state.retention}"
             raise SourceError(f"stream {stream} {kind}: replay --missing cannot tell what it should have")
         restored, oldest = await restored_to(session, stream, state), microseconds_of(state.first_time)
-        life = Incarnation.of(state.created, mirror=False, restored=restored, oldest=oldest)
-        suspected = await _first(session, stream, storage, life, now)
-        return await _tail(session, stream, life, first or suspected, state, now)
+        incarnation = Incarnation.of(state.created, mirror=False, restored=restored, oldest=oldest)
+        suspected = await _first(session, stream, storage, incarnation, now)
+        return await _tail(session, stream, incarnation, first or suspected, state, now)
 
 
 async def _first(
-    session: ReadSession, stream: str, storage: ArchiveFiles, life: Incarnation, now: StreamContents
+    session: ReadSession, stream: str, storage: ArchiveFiles, incarnation: Incarnation, now: StreamContents
 ) -> int:
     """Return the first sequence that may be lost."""
-    found = await asyncio.to_thread(survey, storage, stream, life, _MAX_SEQ, deep=False, progress=_ignore)
+    found = await asyncio.to_thread(survey, storage, stream, incarnation, _MAX_SEQ, deep=False, progress=_ignore)
     if found.sequences.last is None:
         raise JetcaptureError(
-            f"the archive has no message of the stream {stream} that was created {life.created}: jetcapture spark "
-            "restore --as NAME creates an earlier one under another name"
+            f"the archive has no message of the stream {stream} that was created {incarnation.created}: jetcapture "
+            "spark restore --as NAME creates an earlier one under another name"
         )
     places = [now.last + 1, *now.lost[:1].tolist()]
     if found.forked.first is not None:
@@ -124,7 +124,7 @@ def _ignore(stage: str, done: int, total: int) -> None:
 
 
 async def _tail(
-    session: ReadSession, stream: str, life: Incarnation, first: int, state: StreamState, now: StreamContents
+    session: ReadSession, stream: str, incarnation: Incarnation, first: int, state: StreamState, now: StreamContents
 ) -> StreamTail:
     seqs, times, replayed, newest = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [], 0
     last = (await session.state(stream)).last
@@ -142,7 +142,7 @@ async def _tail(
     copies = pa.concat_tables([replayed_identities(pa.array([], pa.binary()), REPLAY_ID), *replayed])
     return StreamTail(
         stream=stream,
-        life=life,
+        incarnation=incarnation,
         first=first,
         last=last,
         seqs=np.concatenate(seqs),
@@ -184,7 +184,7 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
         (_header(_ROLLUP).isNotNull() | sf.coalesce(raw, sf.lit(False))).alias(ROLLUP),  # noqa: FBT003
     ).toArrow()
     seqs, times = found[SEQ].to_numpy(), found[TIMESTAMP].to_numpy()
-    own = tail.life.includes(seqs, times)
+    own = tail.incarnation.includes(seqs, times)
     archived = np.unique(np.stack([seqs[own], times[own]], axis=1), axis=0)
     copies = found.select(["from_seq", "from_time"]).drop_null()  # given back, and archived once more
     done = np.concatenate([_pairs(tail.replayed.select([SEQ, TIMESTAMP]).drop_null()), _pairs(copies)])

@@ -9,7 +9,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.footer import entries
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.replaying.target import Origin
 
 

@@ -119,23 +119,23 @@ def coverage(
     `objects` are all objects of the stream, by first sequence. `copies` is the number of messages of an object that
     other objects have as well, unknown for `doubtful` ones.
     """
-    lives: dict[str, list[Stored]] = defaultdict(list)
+    incarnations: dict[str, list[Stored]] = defaultdict(list)
     for stored in objects:
         for created in stored.created.split(_AND):
-            lives[created].append(stored)
-    newest = sorted(lives, key=_moment, reverse=True)
+            incarnations[created].append(stored)
+    newest = sorted(incarnations, key=_moment, reverse=True)
     found = []
     limits = [_EVERY, *map(_micros, newest[:-1]), -_EVERY]  # the oldest has all earlier messages, as of a mirror
     for created, end, begin in list(zip(newest, limits, limits[1:], strict=False))[:MAX_INCARNATIONS]:
         whole, unclear = [], []
-        for run in _runs(lives[created]):
+        for run in _runs(incarnations[created]):
             segment = _whole(run, copies, doubtful)
             if segment is None:
                 unclear.append(run)
             else:
                 whole.append(segment)
-        found.append(_life(source, created, (begin, end), whole, unclear, _settled(created, mark)))
-    return [life for life in found if life is not None], len(newest[MAX_INCARNATIONS:])
+        found.append(_incarnation(source, created, (begin, end), whole, unclear, _settled(created, mark)))
+    return [incarnation for incarnation in found if incarnation is not None], len(newest[MAX_INCARNATIONS:])
 
 
 def _moment(created: str) -> datetime:
@@ -194,7 +194,7 @@ def _times(objects: Iterable[Stored]) -> tuple[int | None, int | None]:
     return min((oldest for oldest, _ in known), default=None), max((newest for _, newest in known), default=None)
 
 
-def _life(
+def _incarnation(
     source: ReportSource,
     created: str,
     times: tuple[int, int],

@@ -16,7 +16,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import JetcaptureError
-from spark_jobs.reading.place import no_watermark
+from spark_jobs.reading.location import no_watermark
 from spark_jobs.reporting.coverage import IncarnationCoverage, coverage
 from spark_jobs.reporting.source import ReportSource, Stored
 
@@ -53,58 +53,72 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Redelivered messages, and messages outside their bucket's time range.
-
-    `late` messages reached the stream after their bucket's end, `early` ones before its start; the median, 95th
-    percentile and greatest lateness are in seconds.
-    """
+    """Redelivered messages, and messages outside their bucket's time range. Lateness is in seconds."""
 
     redelivered: int = 0
     early: int = 0
+    """Messages that reached the stream before their bucket's start."""
     late: int = 0
+    """Messages that reached the stream after their bucket's end."""
     median: float = 0.0
+    """Median lateness of the late messages."""
     most: float = 0.0
+    """95th percentile of their lateness."""
     worst: float = 0.0
+    """Greatest lateness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why `messages` are in quarantine, with the lowest sequence as the example. Times are in microseconds."""
+    """Why messages are in quarantine, with one of them as the example. Times are in microseconds."""
 
     stage: str
+    """Where the messages failed, such as `decode`."""
     error: str
+    """The error, with numbers and quoted text replaced."""
     messages: int
     first: int
+    """Time of the oldest message."""
     last: int
+    """Time of the newest message."""
     seq: int
+    """Sequence of the example, the lowest one."""
     at: int
+    """Time of the example."""
     subject: str
+    """Subject of the example."""
     example: str
+    """Error of the example, cut at `LONGEST_ERROR` characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts about one archive.
-
-    `objects` and `quarantine` are those that `choice` selects; `copies` is the number of an object's messages that
-    other objects have as well. `lives` are incarnations of the whole stream; `older_lives` more were not examined.
-    `reasons` are the most frequent ones. `others` counts objects in other formats than Parquet, which are not examined.
-    """
+    """The facts about one archive."""
 
     stream: str
     url: str
+    """The archive's URL without credentials."""
     generated: datetime
+    """When the archive was examined, in UTC."""
     choice: Choice
     dedupe: Dedupe
     objects: Sequence[Stored]
+    """The objects of decoded messages that `choice` selects."""
     quarantine: Sequence[Stored]
+    """The objects of the quarantine that `choice` selects."""
     copies: Mapping[ObjectName, int]
+    """Number of an object's messages that other objects have as well."""
     mark: Watermark | None
-    lives: Sequence[IncarnationCoverage]
-    older_lives: int
+    """The stream's watermark; None without one."""
+    incarnations: Sequence[IncarnationCoverage]
+    """Coverage of the whole stream, whatever `choice` selects, newest incarnation first."""
+    older_incarnations: int
+    """Number of older incarnations, which were not examined."""
     delivery: Delivery
     reasons: Sequence[Reason]
+    """The most frequent reasons of the quarantine."""
     others: int = 0
+    """Number of objects in other formats than Parquet, which are not examined."""
 
     def messages(self, objects: Iterable[Stored]) -> int:
         """Return the number of distinct messages in these objects."""
@@ -133,7 +147,7 @@ def collect(
     if dedupe == "auto":  # copies in a set were not counted per incarnation
         mixed = (group for group in shared if len({stored.created for stored in group}) > 1)
         doubtful = {stored.name for group in mixed for stored in group}
-    lives, older = coverage(source, every, copies, doubtful, source.mark)
+    incarnations, older = coverage(source, every, copies, doubtful, source.mark)
     chosen = [stored for stored in every if choice.has(stored, source.mark)]
     objects = [stored for stored in chosen if not stored.name.quarantine]
     quarantine = [stored for stored in chosen if stored.name.quarantine]
@@ -147,8 +161,8 @@ def collect(
         quarantine=quarantine,
         copies=copies,
         mark=source.mark,
-        lives=lives,
-        older_lives=older,
+        incarnations=incarnations,
+        older_incarnations=older,
         delivery=_delivery(source, objects),
         reasons=_reasons(source, quarantine) if quarantine else (),
         others=source.others,

@@ -224,30 +224,31 @@ def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
     }
 
 
-def strip(life: IncarnationCoverage) -> Chart:
+def strip(incarnation: IncarnationCoverage) -> Chart:
     """Return the range of sequences as a band, filled by the share stored, with a mark below every part with a hole."""
     bars, at = [], 0
-    for stored, run in groupby(life.cells):
+    for stored, run in groupby(incarnation.cells):
         width = len(list(run))
-        first = life.first + at * life.cell
-        last = min(first + width * life.cell - 1, life.last)
+        first = incarnation.first + at * incarnation.cell
+        last = min(first + width * incarnation.cell - 1, incarnation.last)
         height = 700 * (stored if stored in (0, 1) else min(max(stored, 0.08), 0.92))
         shapes = [Rectangle(at, 700 - height, width, height, "stored")] if height else []
         if height < 700:
             shapes += [Rectangle(at, 0, width, 700 - height, "gap"), Rectangle(at, 780, width, 220, "gap")]
         bars.append(Bar(f"Sequences {first:,} to {last:,}: {share(stored, 1)} stored", shapes))
         at += width
-    broken = sum(stored < 1 for stored in life.cells)
-    below = [Label(0, f"{life.first:,}"), Label(1, f"{life.last:,}", "end")]
-    if life.settled is not None and life.first <= life.settled < life.last:
-        position = (life.settled - life.first) / (life.last - life.first + 1)
+    broken = sum(stored < 1 for stored in incarnation.cells)
+    below = [Label(0, f"{incarnation.first:,}"), Label(1, f"{incarnation.last:,}", "end")]
+    if incarnation.settled is not None and incarnation.first <= incarnation.settled < incarnation.last:
+        position = (incarnation.settled - incarnation.first) / (incarnation.last - incarnation.first + 1)
         kind = "watermark flip" if position > 0.5 else "watermark"
-        below.append(Label(position, f"watermark {life.settled:,}", kind))
-    about = f"{plural(len(life.cells), 'part')} of {plural(life.cell, 'sequence')} each; {broken:,} of them with holes."
+        below.append(Label(position, f"watermark {incarnation.settled:,}", kind))
+    parts, sequences = plural(len(incarnation.cells), "part"), plural(incarnation.cell, "sequence")
+    about = f"{parts} of {sequences} each; {broken:,} of them with holes."
     return Chart(
         title="Coverage of the sequences",
         text=about,
-        width=len(life.cells),
+        width=len(incarnation.cells),
         height=1000 if broken else 700,
         bars=bars,
         below=below,

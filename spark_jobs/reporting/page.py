@@ -75,7 +75,7 @@ def page(facts: Facts) -> str:
             findings=list(findings(facts)),
             tiles=list(_tiles(facts, newest)),
             keys=figures.by_key(facts),
-            lives=[(life, figures.strip(life)) for life in facts.lives],
+            incarnations=[(incarnation, figures.strip(incarnation)) for incarnation in facts.incarnations],
             copies=_copies(facts),
             compacted=SEALED_BY,
             small_size=figures.SMALL,
@@ -100,18 +100,20 @@ def _part(choice: Choice) -> Iterator[str]:
 
 def verdict(facts: Facts) -> Verdict:
     """Return the state of the archive in a sentence."""
-    lost = sum(life.missing - life.open_missing for life in facts.lives)
-    coming = sum(life.open_missing for life in facts.lives)
+    lost = sum(incarnation.missing - incarnation.open_missing for incarnation in facts.incarnations)
+    coming = sum(incarnation.open_missing for incarnation in facts.incarnations)
     bad = facts.messages(facts.quarantine)
     kept = f"{plural(bad, 'message')} could not be decoded and {'is' if bad == 1 else 'are'} in quarantine"
     if lost:
-        holes = sum(life.holes - life.open_holes for life in facts.lives)
-        span = sum(life.last - life.first + 1 for life in facts.lives)
+        holes = sum(incarnation.holes - incarnation.open_holes for incarnation in facts.incarnations)
+        span = sum(incarnation.last - incarnation.first + 1 for incarnation in facts.incarnations)
         sentence = f"{lost:,} of {plural(span, 'sequence')}, in {plural(holes, 'hole')}, "
         sentence += f"{'is' if lost == 1 else 'are'} not stored{f', and {kept}' if bad else ''}."
         more = "This is not necessarily a loss: messages that the capture's filter excludes leave holes, and so do "
         more += "messages that were deleted or expired before they were captured."
-        largest = max(hole.missing for life in facts.lives for hole in life.largest if not hole.open)
+        largest = max(
+            hole.missing for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open
+        )
         if holes >= 1000 and largest * 100 < lost:
             more += " Many small holes are typical of a filter."
         return Verdict(action=True, sentence=sentence, more=more)
@@ -124,8 +126,8 @@ def verdict(facts: Facts) -> Verdict:
     if bad:
         return Verdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
     whole = "no sequence is missing"
-    if not coming and len(facts.lives) == 1:
-        whole = f"every sequence from {facts.lives[0].first:,} to {facts.lives[0].last:,} is stored"
+    if not coming and len(facts.incarnations) == 1:
+        whole = f"every sequence from {facts.incarnations[0].first:,} to {facts.incarnations[0].last:,} is stored"
     return Verdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
 
 
@@ -136,7 +138,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
         said += "not in this report. Sequences that they hold count as not stored."
         yield Finding(action=False, text=said, chapter="coverage")
-    closed = [hole for life in facts.lives for hole in life.largest if not hole.open]
+    closed = [hole for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open]
     if closed:
         hole = max(closed, key=lambda hole: hole.missing)
         said = f"The largest hole is {plural(hole.missing, 'sequence')}, from {hole.first:,}, between messages of "
@@ -183,9 +185,9 @@ def _tiles(facts: Facts, newest: int | None) -> Iterator[tuple[str, ...]]:
     yield "In quarantine", f"{bad:,}", remark
     counted = "not counted" if facts.dedupe == "none" else f"{copies:,}"
     yield "Stored twice", counted, "copies, which readers skip" if copies else ""
-    for life in facts.lives[:1]:
-        which = "of the newest incarnation" if len(facts.lives) > 1 else "first and last stored"
-        yield "Sequences", f"{life.first:,} to {life.last:,}", which
+    for incarnation in facts.incarnations[:1]:
+        which = "of the newest incarnation" if len(facts.incarnations) > 1 else "first and last stored"
+        yield "Sequences", f"{incarnation.first:,} to {incarnation.last:,}", which
     if facts.mark is None:
         yield "Watermark", "none", "written by a running capture"
     else:

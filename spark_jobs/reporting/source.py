@@ -17,7 +17,7 @@ from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 
 UNKNOWN_INTERVAL = 3600
 """Assumed length of a bucket in seconds if the footer lacks it: directories are hourly."""

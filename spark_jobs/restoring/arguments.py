@@ -16,7 +16,7 @@ from jetcapture_py.jetstream.publish.frames import check_subject
 from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs import arguments
 from spark_jobs.arguments import LoginArguments, Parsed, StoreArguments
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _NANOSECONDS = re.compile(r"[.,]\d{6}(\d{1,3})")

@@ -26,7 +26,7 @@ Made = Iterator[Future[tuple[int, list[bytes]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RestoreOrder:
     """A stream to create: its name and configuration, its first and last sequence, and consumers' ack floors."""
 
     login: NatsConfig
@@ -43,7 +43,7 @@ async def check_target(login: NatsConfig, stream: str) -> None:
         await _restore(session, stream).check()
 
 
-async def send(order: Order, made: Made, sent: Callable[[int], None]) -> dict[str, Any]:
+async def send(order: RestoreOrder, made: Made, sent: Callable[[int], None]) -> dict[str, Any]:
     """Restore the stream from the numbers of messages and pieces in `made`; return the server's STREAM.INFO.
 
     `sent` is called with the number of messages of each piece. If anything fails, the incomplete stream is deleted.

@@ -108,7 +108,7 @@ class Connection(Client):
         return super()._connect_command()
 
     async def _process_err(self, err_msg: str) -> None:
-        self.denials.note(err_msg, self._inbox_prefix.decode())
+        self.denials.record(err_msg, self._inbox_prefix.decode())
         if self.options["allow_reconnect"] and any(word in err_msg.lower() for word in _LOGIN):
             error = Error(f"nats: {err_msg}")
             await self._error_cb(error)

@@ -75,8 +75,8 @@ class InferringJsonDecoder:
 
     def __init__(self) -> None:
         self._decode = self._make(dict[str, Any])
-        self._room = Room()
-        self._root = Fields(self._room, layout.field_name)
+        self._budget = SchemaBudget()
+        self._root = Fields(self._budget, layout.field_name)
         self._columns = pa.schema([])
 
     def decode(self, batch: MessageBatch) -> Decoded:
@@ -87,9 +87,9 @@ class InferringJsonDecoder:
         found = decode_each(self._decode, payloads, failures)
         decoded = {i: document for i, document in enumerate(found) if document is not None and i not in failures}
         self._refuse_excess(decoded, failures)
-        self._room.cells = max(MAX_CELLS, batch.column(layout.PAYLOAD).nbytes)
+        self._budget.cells = max(MAX_CELLS, batch.column(layout.PAYLOAD).nbytes)
         try:
-            values = self._root.learn(list(decoded.values()), 1, len(decoded))
+            values = self._root.widen(list(decoded.values()), 1, len(decoded))
         except BatchTooWideError:
             if len(decoded) > 1:
                 raise
@@ -117,15 +117,15 @@ class InferringJsonDecoder:
 
     def _known(self) -> pa.Schema:
         """All columns known so far."""
-        if self._room.changed:
+        if self._budget.changed:
             self._columns = pa.schema(self._root.types(known=True))
-            self._room.changed = False
+            self._budget.changed = False
         return self._columns
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
         """Move documents whose new fields do not fit from `decoded` to `failures`."""
         names = set(self._root.shapes)
-        room = self._room.names
+        room = self._budget.names
         if _excess(set().union(*decoded.values()) - names, len(names), room) is None:
             return
         for index, document in list(decoded.items()):
@@ -162,7 +162,7 @@ def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
 
 
 @dataclass(slots=True)
-class Room:
+class SchemaBudget:
     """Limits on new columns, so that the schema cannot grow without bound.
 
     `fields` and `names` are left for nested objects and bytes of names, `cells` for the values of one batch;
@@ -188,30 +188,30 @@ class Fields:
     that sorts first) is kept, and `_` is appended to later ones until the name is free.
     """
 
-    def __init__(self, room: Room, rename: Callable[[str], str] = lambda name: name or "_") -> None:
-        self._room = room
+    def __init__(self, budget: SchemaBudget, rename: Callable[[str], str] = lambda name: name or "_") -> None:
+        self._budget = budget
         self.shapes: dict[str, FieldShape] = {}
         self._names: dict[str, str] = {}
         self._taken: set[str] = set()
         self._rename = rename
         self._seen: Collection[str] = ()
 
-    def learn(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
+    def widen(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
         """Widen the types to fit `objects`, which are `depth` levels down in columns of `rows` rows."""
         seen = dict.fromkeys(chain.from_iterable(objects))
-        self._room.spend(len(seen), rows)
+        self._budget.spend(len(seen), rows)
         for key in sorted(seen.keys() - self.shapes.keys()):
             name = self._rename(key)
             while name.lower() in self._taken:
                 name += "_"
             self._taken.add(name.lower())
             self._names[key] = name
-            self.shapes[key] = FieldShape(self._room)
-            self._room.names -= len(name.encode())
-            self._room.fields -= depth > 1
+            self.shapes[key] = FieldShape(self._budget)
+            self._budget.names -= len(name.encode())
+            self._budget.fields -= depth > 1
         values = _by_field(objects, seen)
         for key, found in values.items():
-            self.shapes[key].learn(found, depth, rows)
+            self.shapes[key].widen(found, depth, rows)
         self._seen = seen
         return values
 
@@ -235,10 +235,10 @@ class Fields:
         found = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
         return [(name, of) for name, of in found if of is not None]
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the room that these fields take."""
-        self._room.fields += len(self.shapes)
-        self._room.names += _size(self._names.values())
+        self._budget.fields += len(self.shapes)
+        self._budget.names += _size(self._names.values())
         for shape in self.shapes.values():
             shape.become("string")
 
@@ -249,16 +249,16 @@ class FieldShape:
     `present` is true if the last batch has a value.
     """
 
-    __slots__ = ("_room", "fields", "item", "kind", "present")
+    __slots__ = ("_budget", "fields", "item", "kind", "present")
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, budget: SchemaBudget) -> None:
+        self._budget = budget
         self.kind = "null"
         self.present = False
         self.item: FieldShape | None = None
         self.fields: Fields | None = None
 
-    def learn(self, values: Sequence[Any], depth: int, rows: int) -> None:
+    def widen(self, values: Sequence[Any], depth: int, rows: int) -> None:
         """Widen the type to fit `values`, which are `depth` levels down in a column of `rows` rows."""
         present = [value for value in values if value is not None]
         self.present = bool(present)
@@ -270,39 +270,39 @@ class FieldShape:
         if kind != self.kind:
             self.become(kind)
         if self.kind == "list":
-            self._learn_items(flatten(present), depth)
+            self._widen_items(flatten(present), depth)
         elif self.kind == "struct":
-            self._learn_fields(present, depth, rows)
+            self._widen_fields(present, depth, rows)
 
-    def _learn_items(self, items: list[Any], depth: int) -> None:
+    def _widen_items(self, items: list[Any], depth: int) -> None:
         if self.item is None:
-            if not self._room.fields:
+            if not self._budget.fields:
                 self.become("string")
                 return
-            self._room.fields -= 1
-            self.item = FieldShape(self._room)
-        self._room.spend(1, len(items))
-        self.item.learn(items, depth + 1, len(items))
+            self._budget.fields -= 1
+            self.item = FieldShape(self._budget)
+        self._budget.spend(1, len(items))
+        self.item.widen(items, depth + 1, len(items))
 
-    def _learn_fields(self, present: list[dict[str, Any]], depth: int, rows: int) -> None:
-        self.fields = self.fields or Fields(self._room)
+    def _widen_fields(self, present: list[dict[str, Any]], depth: int, rows: int) -> None:
+        self.fields = self.fields or Fields(self._budget)
         new = set().union(*present) - self.fields.shapes.keys()
         foreign = not all(isinstance(name, str) for name in new)  # possible in MessagePack
-        if foreign or len(new) > self._room.fields or _excess(new, len(self.fields.shapes), self._room.names):
+        if foreign or len(new) > self._budget.fields or _excess(new, len(self.fields.shapes), self._budget.names):
             self.become("string")
         else:
-            self.fields.learn(present, depth + 1, rows)
+            self.fields.widen(present, depth + 1, rows)
 
     def become(self, kind: str) -> None:
         """Change the type."""
         self.kind = kind
-        self._room.changed = True
+        self._budget.changed = True
         if kind == "string" and self.item is not None:
-            self._room.fields += 1
+            self._budget.fields += 1
             self.item.become("string")
             self.item = None
         if kind == "string" and self.fields is not None:
-            self.fields.give_back()
+            self.fields.release()
             self.fields = None
 
     def type(self, *, known: bool = False) -> pa.DataType | None:

@@ -21,7 +21,7 @@ from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store import LocalStore
 from spark_jobs.restoring import backup
-from spark_jobs.restoring.send import Order, send
+from spark_jobs.restoring.send import RestoreOrder, send
 from tests.support.nats_server import NatsServer
 from tests.support.running import STREAM, capture_all, config, connection, publish, rows, running, until
 
@@ -87,7 +87,7 @@ async def restore_old(url: str) -> None:
     part: Future[tuple[int, list[bytes]]] = Future()
     part.set_result((1, backup.framed(backup.messages(subject, old, np.array([1]), None, payload))))
     config = {"subjects": ["orders.>"], "storage": "file"}
-    order = Order(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers={})
+    order = RestoreOrder(login=NatsConfig(servers=[url]), stream=STREAM, config=config, first=1, last=1, consumers={})
     await send(order, iter([part]), lambda _: None)
 
 

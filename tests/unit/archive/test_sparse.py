@@ -5,11 +5,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive.sparse import MAX_BYTES, Known
+from jetcapture_py.archive.sparse import MAX_BYTES, ColumnSet
 
 NESTED = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.struct([("u", pa.string()), ("v", pa.float64())])))])
-KNOWN = Known(pa.schema([("a", pa.int64()), ("b", pa.string()), ("n", NESTED)]))
-WIDE = Known(pa.schema([*(pa.field(f"c{i}", pa.int64()) for i in range(500)), *KNOWN.schema]))
+KNOWN = ColumnSet(pa.schema([("a", pa.int64()), ("b", pa.string()), ("n", NESTED)]))
+WIDE = ColumnSet(pa.schema([*(pa.field(f"c{i}", pa.int64()) for i in range(500)), *KNOWN.schema]))
 
 
 def table(**columns: Any) -> pa.Table:
@@ -73,7 +73,7 @@ def test_an_empty_object_keeps_one_field(value: Any) -> None:
 
 
 def test_columns_without_values_need_no_memory_of_their_own() -> None:
-    known = Known(pa.schema([(f"c{i}", pa.int64()) for i in range(100)]))
+    known = ColumnSet(pa.schema([(f"c{i}", pa.int64()) for i in range(100)]))
     before = pa.total_allocated_bytes()
     found = known.complete(table(c5=pa.array(range(100_000))))
     assert len(found.schema) == 101

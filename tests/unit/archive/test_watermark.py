@@ -10,7 +10,7 @@ import pytest
 
 from jetcapture_py.archive import watermark
 from jetcapture_py.archive.watermark import MARGIN, Filters, Watermark, decode
-from jetcapture_py.capture.progress import Observer, move
+from jetcapture_py.capture.progress import Observer, update_watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.admin import ConsumerState, consumer_state
 from jetcapture_py.store.archive import ArchiveFiles
@@ -161,23 +161,23 @@ def test_a_recreated_stream_starts_its_sequence_again(created: str) -> None:
 def test_a_time_in_the_future_is_replaced(life: str) -> None:
     """A server's clock was wrong when it was written."""
     wrong = mark(5, NOON + timedelta(days=27_000), life)
-    result = move(wrong.encode(), mark(4, NOON - MARGIN), state(9), timedelta(hours=1))
+    result = update_watermark(wrong.encode(), mark(4, NOON - MARGIN), state(9), timedelta(hours=1))
     assert result.data is not None
-    assert result.there.time == NOON - MARGIN
-    assert result.there.seq == (5 if life == "2026-01-01T00:00:00Z" else 4)
+    assert result.content.time == NOON - MARGIN
+    assert result.content.seq == (5 if life == "2026-01-01T00:00:00Z" else 4)
     assert [name for name, _ in result.warnings] == ["watermark.corrected"]
     assert "2100" in result.warnings[0][1]["was"]
 
 
 def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
     ahead = mark(5, NOON + MARGIN)  # and the state is later than noon
-    result = move(ahead.encode(), mark(5, NOON - MARGIN), state(9), timedelta())
-    assert (result.there, result.data, result.warnings) == (ahead, None, ())
+    result = update_watermark(ahead.encode(), mark(5, NOON - MARGIN), state(9), timedelta())
+    assert (result.content, result.data, result.warnings) == (ahead, None, ())
 
 
 @pytest.mark.parametrize("data", [b"{half", replace(mark(99), stream="OTHER").encode()])
 def test_what_cannot_be_believed_at_all_is_replaced(data: bytes) -> None:
-    result = move(data, mark(4), state(9), timedelta(hours=1))
+    result = update_watermark(data, mark(4), state(9), timedelta(hours=1))
     assert result.data == mark(4).encode()
     assert [name for name, _ in result.warnings] == ["watermark.failed"]
 
@@ -204,32 +204,32 @@ def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
 def test_changed_filters_are_sure_once_a_message_was_delivered_that_they_selected() -> None:
     before, own = Filters(after=0, subjects=BOTH), Filters(after=3, subjects=ONE)
     there = mark(5, filters=(before,)).encode()
-    changed = move(there, mark(7, filters=(own,)), state(7, delivered=8), timedelta())
+    changed = update_watermark(there, mark(7, filters=(own,)), state(7, delivered=8), timedelta())
     doubtful = (Filters(after=5, subjects=ONE, sure=False), Filters(after=8, subjects=ONE, sure=False))
-    assert changed.there.filters == (before, *doubtful)
+    assert changed.content.filters == (before, *doubtful)
     assert changed.warnings == (("watermark.filters", {"seq": 5, "before": BOTH, "now": ONE}),)
     assert changed.data is not None
-    still = move(changed.data, mark(8, filters=(own,)), state(8, delivered=8), timedelta())
-    assert still.there.filters == (before, *doubtful)
+    still = update_watermark(changed.data, mark(8, filters=(own,)), state(8, delivered=8), timedelta())
+    assert still.content.filters == (before, *doubtful)
     assert still.warnings == ()
     assert still.data is not None
-    sure = move(still.data, mark(11, filters=(own,)), state(9, delivered=12), timedelta())
-    assert sure.there.filters == (before, *doubtful, Filters(after=12, subjects=ONE))
+    sure = update_watermark(still.data, mark(11, filters=(own,)), state(9, delivered=12), timedelta())
+    assert sure.content.filters == (before, *doubtful, Filters(after=12, subjects=ONE))
     assert sure.data is not None
-    asleep = move(sure.data, mark(13, filters=(own,)), state(13, delivered=14), timedelta())
-    assert asleep.there.filters == sure.there.filters
+    asleep = update_watermark(sure.data, mark(13, filters=(own,)), state(13, delivered=14), timedelta())
+    assert asleep.content.filters == sure.content.filters
 
 
 def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filters_hold() -> None:
     late, early = (mark(5, filters=(Filters(after=after, subjects=("a",)),)) for after in (400, 0))
-    assert move(late.encode(), early, state(9), timedelta()).there == early
-    assert move(early.encode(), late, state(9), timedelta()).there == early
+    assert update_watermark(late.encode(), early, state(9), timedelta()).content == early
+    assert update_watermark(early.encode(), late, state(9), timedelta()).content == early
 
 
 def test_a_recreated_streams_filters_start_again() -> None:
     there = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
     new = mark(2, created="2026-03-01T00:00:00Z", filters=(Filters(after=0, subjects=()),))
-    assert move(there.encode(), new, state(9), timedelta()).there == new
+    assert update_watermark(there.encode(), new, state(9), timedelta()).content == new
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:

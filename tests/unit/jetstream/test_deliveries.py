@@ -89,7 +89,7 @@ def test_while_another_replica_takes_part_the_loss_is_estimated_and_nothing_give
     deliveries.received(10, reply(20, 20), 0.0)
     deliveries.received(20, reply(37, 40), 10.0)  # 20 of 40 deliveries came here
     for _ in range(10):
-        deliveries.looked_up(state(unacked=32), held=20, pulls=0, now=10.0)
+        deliveries.record_state(state(unacked=32), held=20, pulls=0, now=10.0)
     lost = deliveries.after_reconnect(state(50, 50, unacked=40), replies(range(1, 21)), 11.0)
     assert (lost.messages, given_back(lost)) == (8, [])
 
@@ -110,7 +110,7 @@ def test_open_pulls_after_a_reconnect_are_another_replicas() -> None:
 def test_pulls_of_others_before_the_reconnect_count_too() -> None:
     for pulls, expected in ((10, [11, 12, 13, 14, 15]), (9, [])):
         deliveries = alone(10)
-        deliveries.looked_up(state(10, 10, unacked=10, pulls=10), held=10, pulls=pulls, now=1.0)
+        deliveries.record_state(state(10, 10, unacked=10, pulls=10), held=10, pulls=pulls, now=1.0)
         after = state(15, 15, unacked=15)
         assert given_back(deliveries.after_reconnect(after, replies(range(1, 11)), 2.0)) == expected
 

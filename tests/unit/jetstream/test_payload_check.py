@@ -30,14 +30,14 @@ def test_a_message_without_payload_is_given_back_unless_it_might_never_return(
     async def look_up() -> int | None:
         return floor
 
-    async def give_back(replies: pa.BinaryArray) -> None:
+    async def nak(replies: pa.BinaryArray) -> None:
         returned.extend(replies.to_pylist())
 
     async def is_empty(seq: int) -> bool | None:
         pytest.fail("it came for the first time")
 
     async def scenario() -> Received:
-        check = PayloadCheck("ORDERS", "archive", look_up, give_back, is_empty, limited=limited)
+        check = PayloadCheck("ORDERS", "archive", look_up, nak, is_empty, limited=limited)
         batch = received(1, 2, payload=b"whole")
         bare = received(3, headers=BARE)
         for part in bare.parts:
@@ -57,7 +57,7 @@ def test_a_message_that_comes_twice_without_payload_is_looked_up_in_the_stream(e
     async def look_up() -> int | None:
         return 0
 
-    async def give_back(replies: pa.BinaryArray) -> None:
+    async def nak(replies: pa.BinaryArray) -> None:
         returned.extend(replies.to_pylist())
 
     async def is_empty(seq: int) -> bool | None:
@@ -65,7 +65,7 @@ def test_a_message_that_comes_twice_without_payload_is_looked_up_in_the_stream(e
         return empty
 
     async def scenario() -> None:
-        check = PayloadCheck("ORDERS", "archive", look_up, give_back, is_empty)
+        check = PayloadCheck("ORDERS", "archive", look_up, nak, is_empty)
         assert not await check.only_whole(received(3, headers=BARE))
         for times in (2, 3):
             found = await check.only_whole(received(3, headers=BARE))

@@ -10,7 +10,7 @@ import pytest
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
 from spark_jobs.archive import read_archive
-from spark_jobs.reading.place import ArchiveLocation, in_spark, spark_settings
+from spark_jobs.reading.location import ArchiveLocation, in_spark, spark_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -227,7 +227,7 @@ class TestFigures:
         for dedupe in ("auto", "full"):
             facts = store.facts(spark, dedupe=dedupe)
             counts[dedupe] = facts.messages(facts.objects)
-            assert [life.holes for life in facts.lives] == [0]
+            assert [life.holes for life in facts.incarnations] == [0]
         assert counts == {"auto": 7, "full": 4}
 
     def test_several_rows_of_a_message_are_one_message(self, spark: SparkSession, store: Store) -> None:
@@ -255,7 +255,7 @@ class TestCoverage:
         store.put([4, 5, 12], "b", times=[(HOUR + 3) * 1_000_000 + n for n in range(3)])
         store.put([13, 20], errors=[("decode", "x")] * 2)
         store.put([30, 31], "a", bucket=HOUR + 900)
-        life = store.facts(spark).lives[0]
+        life = store.facts(spark).incarnations[0]
         assert missing(life) == [(6, 6), (8, 8), (11, 11), (14, 19), (21, 29)]
         assert (life.first, life.last, life.present, life.missing, life.holes) == (1, 31, 13, 18, 5)
         page = store.page(spark)
@@ -300,7 +300,7 @@ class TestCoverage:
             store.put(seqs, kind, bucket=bucket, times=times, errors=errors)
         if settled is not None:
             store.mark(settled, datetime(2026, 5, 1, tzinfo=UTC))
-        life = store.facts(spark, dedupe=dedupe).lives[0]
+        life = store.facts(spark, dedupe=dedupe).incarnations[0]
         stored = set().union(*(numbers for _, _, numbers in blocks))
         absent = [seq for seq in range(min(stored), max(stored) + 1) if seq not in stored]
         beyond = [seq for seq in absent if settled is not None and seq > settled]
@@ -319,7 +319,7 @@ class TestCoverage:
         unreadable_rows(store.put([1, 3, 5], "a"))
         unreadable_rows(store.put([2, 4, 6], "b"))
         unreadable_rows(store.put([10, 11], "b", bucket=HOUR + 900))
-        assert missing(store.facts(spark).lives[0]) == [(7, 9)]
+        assert missing(store.facts(spark).incarnations[0]) == [(7, 9)]
         unreadable_rows(store.put([13, 15], "b", bucket=HOUR + 1800))
         with pytest.raises(Exception, match="cannot read"):  # it was a real test: now they have to be
             store.facts(spark)
@@ -329,7 +329,7 @@ class TestCoverage:
     ) -> None:
         store.put([1, 2, 3, 5], times=[HOUR * 1_000_000 + n for n in (1, 2, 3, 5)])
         store.put([3], errors=[("decode", "not by the old decoder")], times=[HOUR * 1_000_000 + 3])
-        assert missing(store.facts(spark).lives[0]) == [(4, 4)]
+        assert missing(store.facts(spark).incarnations[0]) == [(4, 4)]
 
     def test_what_is_beyond_the_watermark_may_still_come(self, spark: SparkSession, store: Store) -> None:
         store.put([1, 2, 5, 9])
@@ -350,7 +350,7 @@ class TestCoverage:
         store.put(range(1, 11))
         store.put([1, 2, 4], bucket=HOUR + 7200, created="2026-05-01T13:30:00Z")
         store.mark(3, datetime(2026, 5, 1, 14, tzinfo=UTC), created="2026-05-01T13:30:00Z")
-        newer, older = store.facts(spark).lives
+        newer, older = store.facts(spark).incarnations
         assert (newer.created, missing(newer), newer.open_missing) == ("2026-05-01T13:30:00Z", [(3, 3)], 0)
         assert (older.created, older.first, older.last, older.holes) == (CREATED, 1, 10, 0)
         headings = [each.text for each in store.page(spark).section("coverage").all("h3")]
@@ -359,7 +359,7 @@ class TestCoverage:
     def test_sequences_with_two_messages_are_called_lost_by_the_server(self, spark: SparkSession, store: Store) -> None:
         store.put(range(1, 11))
         store.put([9, 10, 11], times=[(HOUR + 60) * 1_000_000 + n for n in range(3)])
-        (life,) = store.facts(spark).lives
+        (life,) = store.facts(spark).incarnations
         assert (life.forked, life.present, missing(life)) == (2, 11, [])
         assert "Lost by the server: 2 messages." in store.page(spark).section("coverage").text
 
@@ -370,7 +370,7 @@ class TestCoverage:
         times = [(HOUR + 301) * 1_000_000 + n for n in (1, 2, 4)]
         store.put([1, 2, 4], created=again, times=times)
         store.put([2], created=again, times=times[1:2])
-        newer, older = store.facts(spark).lives
+        newer, older = store.facts(spark).incarnations
         assert (missing(newer), missing(older)) == ([(3, 3)], [])
 
     def test_lives_are_told_apart_in_an_object_that_compaction_made_of_both(
@@ -381,7 +381,7 @@ class TestCoverage:
         store.put([1, 2, 4], created=again, times=[(HOUR + 301) * 1_000_000 + n for n in range(3)])
         done = compact(spark, str(store.root), STREAM, grace=0)
         assert (done.objects_before, done.objects_after) == (2, 1)
-        newer, older = store.facts(spark).lives
+        newer, older = store.facts(spark).incarnations
         assert (newer.created, newer.first, newer.last, missing(newer)) == (again, 1, 4, [(3, 3)])
         assert (older.created, older.first, older.last, missing(older)) == (CREATED, 1, 5, [(4, 4)])
 
@@ -392,7 +392,7 @@ class TestCoverage:
         table = page.table("coverage", f"The {MAX_HOLES} largest")
         assert len(table) == MAX_HOLES
         assert ("99", "120", "22") in [(row["first missing"], row["last missing"], row["sequences"]) for row in table]
-        life = store.facts(spark).lives[0]
+        life = store.facts(spark).incarnations[0]
         text = page.section("coverage").text
         listed = sum(int(row["sequences"]) for row in table)
         assert f"{life.holes - MAX_HOLES} more holes with {life.missing - listed} sequences together" in text

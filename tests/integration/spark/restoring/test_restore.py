@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from jetcapture_py.config.model import NatsConfig
-from spark_jobs.restore import PreparedRestore, Restored, Wanted, main, prepare, restore
+from spark_jobs.restore import PreparedRestore, Restored, RestoreRequest, main, prepare, restore
 from spark_jobs.restoring import plan
 from spark_jobs.restoring.makers import Maker
 from tests.support.nats_server import NatsServer
@@ -34,8 +34,8 @@ class Origin(NamedTuple):
     url: str
     root: Path
 
-    def wanted(self, **changes: Any) -> Wanted:
-        return Wanted(**{"url": f"file://{self.root}", "stream": STREAM, "name": STREAM, **changes})
+    def wanted(self, **changes: Any) -> RestoreRequest:
+        return RestoreRequest(**{"url": f"file://{self.root}", "stream": STREAM, "name": STREAM, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def hole(first: int, last: int, *, beyond: bool = False) -> Hole:
     return Hole(first=first, last=last, after=None, before=None, open=beyond)
 
 
-def facts(*lives: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
+def facts(*incarnations: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: Any) -> Facts:
     known: dict[str, Any] = {
         "stream": "S",
         "url": "/archive",
@@ -84,11 +84,11 @@ def facts(*lives: IncarnationCoverage, objects: int = 1, bad: int = 0, **other: 
         "quarantine": [stored(bad=True, seq=number + 1) for number in range(bad)],
         "copies": {},
         "mark": None,
-        "older_lives": 0,
+        "older_incarnations": 0,
         "delivery": Delivery(),
         "reasons": (),
     }
-    return Facts(lives=lives or (life(),), **{**known, **other})
+    return Facts(incarnations=incarnations or (life(),), **{**known, **other})
 
 
 def rendered(template: str, **values: Any) -> str:

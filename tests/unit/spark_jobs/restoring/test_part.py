@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles
-from spark_jobs.reading.place import ArchiveLocation
+from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.restoring import plan
 from spark_jobs.restoring.checks import RestoreSurvey, holes
 from spark_jobs.restoring.part import Reading, make_part, survey_part
