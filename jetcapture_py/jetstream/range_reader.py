@@ -41,17 +41,26 @@ ENOUGH = 16_384
 HEARTBEAT, SILENCE, EXPIRES = 1.0, 3.0, 30.0
 """Seconds: heartbeat interval of a pull, timeout without a heartbeat, and expiry of the pull."""
 
-AT_ONCE = 50
-"""Messages that are requested at once, one by one."""
+FEW_AT_ONCE, AT_ONCE = 4, 50
+"""Messages that are requested at once, one by one: at first, and at most."""
 NOBODY = "none"
 """The consumer's name in the ack subjects of messages that no consumer delivered."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def requested(session: ReadSession, stream: str, seqs: Iterable[int]) -> list[dict[str, Any]]:
-    """Return the stored messages with these sequences, at most `AT_ONCE`, as the API has them. Raises SourceError."""
+    """Return the stored messages with these sequences, all requested at once, as the API has them.
+
+    Raises SourceError.
+    """
     messages = await asyncio.gather(*(session.message(stream, seq=seq) for seq in seqs))
     return [message for message in messages if message is not None]
+
+
+def next_at_once(count: int, messages: Iterable[dict[str, Any]]) -> int:
+    """Return how many to request after `count` brought these: few large ones, because a server drops slow receivers."""
+    largest = max((len(message.get("data", "")) for message in messages), default=0)
+    return max(1, min(2 * count, AT_ONCE, PULL_BYTES // max(largest, 1)))
 
 
 def received_of(stream: str, messages: Sequence[dict[str, Any]], *, headers_only: bool = False) -> Received:
@@ -215,10 +224,11 @@ class RangeReader:
                 "retention interest its end would delete messages that no other consumer needs; read all messages"
             )
         await session.retry(lambda: self._started({}))
-        created, first = (await session.state(stream)).created, wanted.first
+        created, first, count = (await session.state(stream)).created, wanted.first, FEW_AT_ONCE
         while first < wanted.end and not self._finished:
-            following = min(first + AT_ONCE, wanted.end)
+            following = min(first + count, wanted.end)
             messages = await requested(session, stream, range(first, following))
+            count = next_at_once(count, messages)
             messages = [message for message in messages if matches(message["subject"], wanted.subjects)]
             if (await session.state(stream)).created != created:
                 raise MissingStreamError(f"stream {stream} was deleted and recreated while it was read")

@@ -8,10 +8,11 @@ from typing import Any
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
 from jetcapture_py.jetstream.range_reader import (
-    AT_ONCE,
+    FEW_AT_ONCE,
     NOBODY,
     RangeReader,
     StreamRange,
+    next_at_once,
     received_of,
     requested,
 )
@@ -77,14 +78,12 @@ async def _one_by_one(
     session: ReadSession, stream: str, filters: Sequence[str], state: StreamState, count: int
 ) -> list[Part]:
     found: list[dict[str, Any]] = []
-    skipped = 0
-    for last in range(state.last, state.first - 1, -AT_ONCE):
-        if len(found) >= count or skipped >= _MAX_SKIPPED:
-            break
-        seqs = range(last, max(state.first, last - AT_ONCE + 1) - 1, -1)
-        matching = [
-            message for message in await requested(session, stream, seqs) if matches(message["subject"], filters)
-        ]
+    skipped, last, at_once = 0, state.last, FEW_AT_ONCE
+    while last >= state.first and len(found) < count and skipped < _MAX_SKIPPED:
+        seqs = range(last, max(state.first, last - at_once + 1) - 1, -1)
+        messages = await requested(session, stream, seqs)
+        last, at_once = seqs[-1] - 1, next_at_once(at_once, messages)
+        matching = [message for message in messages if matches(message["subject"], filters)]
         found += matching
         skipped += len(seqs) - len(matching)
     return [(NOBODY, received_of(stream, found[count - 1 :: -1]))] if found else []

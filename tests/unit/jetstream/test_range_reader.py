@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
+from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange, next_at_once
 
 PLAIN = "$JS.ACK.S.C.1.{seq}.{count}.1700000000000000000.{pending}"
 LONG = "$JS.ACK.hub.ACCOUNT.S.C.1.{seq}.{count}.1700000000000000000.{pending}.random"
@@ -70,3 +70,10 @@ def test_a_message_without_headers_and_payload_ends_a_pull_through_an_imported_a
         assert Reader().receive(first) == (False, "")
 
     asyncio.run(scenario())
+
+
+def test_large_messages_are_requested_few_at_once_so_that_the_server_does_not_drop_the_connection() -> None:
+    """It does when more than its `max_pending`, 64 MB by default, waits to be read."""
+    small, large = {"data": "x" * 100}, {"data": "x" * 11_000_000}
+    assert [next_at_once(4, [small]), next_at_once(40, [small, {}]), next_at_once(50, [])] == [8, 50, 50]
+    assert [next_at_once(50, [small, large]), next_at_once(1, [large]), next_at_once(1, [small])] == [1, 1, 2]
