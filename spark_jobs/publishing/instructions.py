@@ -19,8 +19,8 @@ MARKER = "Nats-Marker-Reason"
 """On a server's marker that the last message of a subject is gone; in a bucket, that a key has no entry."""
 OBEYED = ("Nats-Rollup", "Nats-TTL", MARKER, "Nats-Incr", "Nats-Counter-Sources", "Nats-Schedule", "Nats-Scheduler")
 """Instructions about the message, which a user may want to repeat, as well as `Nats-Schedule-*`."""
-NEVER = (MESSAGE_ID, "Nats-Stream-Source", "Nats-Request-Info", "Nats-Required-Api-Level")
-"""Instructions about one publish, or statements of a server that it refuses from others."""
+NEVER = (MESSAGE_ID, "Nats-Pin-Id", "Nats-Stream-Source", "Nats-Request-Info", "Nats-Required-Api-Level")
+"""Instructions about one publish, or statements of a server about another one or about a delivery."""
 NEVER_PREFIXES = ("Nats-Expected-", "Nats-Batch-", "Nats-Trace-")
 
 _KEEPABLE = rf"{'|'.join(OBEYED)}|Nats-Schedule-[^:]*"
