@@ -66,7 +66,7 @@ def _capture(url: str, home: Path, seconds: float) -> Path:
         page = home / "status.html"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/snapshot", timeout=60) as answer:
             page.write_bytes(answer.read())
-        _picture(page.as_uri(), IMAGES / "status.png", 1160, 786, home)
+        _picture(page.as_uri(), IMAGES / "status.png", 1160, 792, home)
         first.drain()
         second.drain()
     report = home / "report.html"
