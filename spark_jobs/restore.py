@@ -52,52 +52,67 @@ SMALL = 8 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
-    """What to restore: sequences `first` to `last`, timestamps up to `until` in nanoseconds, of the incarnation whose
-    creation time begins with `created`; None for no bound and the last one. `name` is the new stream's.
-
-    `changes` is a file with settings that replace those of the archived stream.
-    """
+    """What to restore."""
 
     url: str
+    """The archive's URL."""
     stream: str
+    """The archived stream."""
     name: str
+    """Name of the new stream."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """`store.options` of the archive."""
     first: int = 1
+    """First sequence."""
     last: int | None = None
+    """Last sequence; None: no bound."""
     until: int | None = None
+    """Latest timestamp in nanoseconds; None: no bound."""
     created: str | None = None
+    """Beginning of the incarnation's creation time; None: the last incarnation."""
     changes: str | os.PathLike[str] | None = None
+    """A file with settings that replace those of the archived stream."""
     prefix: str = ""
+    """Prefix of the subjects; ends in a dot."""
     consumers: Mapping[str, int] = field(default_factory=dict)
+    """Names of consumers to create, and their ack floors."""
     without_limits: bool = False
+    """Omit the limits of the archived stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRestore:
-    """A restore that can begin: its ranges, what they have, and the new stream's configuration.
-
-    `hole` and each of `drops` is one line: why the new stream would not have all messages of the archived one.
-    """
+    """A restore that can begin."""
 
     request: RestoreRequest
     maker: Maker
     reading: Reading
     plan: RestorePlan
+    """Its ranges."""
     survey: RestoreSurvey
+    """Their contents."""
     config: Mapping[str, Any]
+    """Configuration of the new stream."""
     hole: str | None
+    """One line about missing sequences; None without any."""
     drops: tuple[str, ...]
+    """Why the new stream would drop messages, one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """Result: `messages` were sent, of which the server has kept `kept`, in `seconds`."""
+    """Result of a restore."""
 
     messages: int
+    """Messages sent."""
     kept: int
+    """Messages that the server has kept of them."""
     first: int
+    """First sequence sent."""
     last: int
+    """Last sequence sent."""
     seconds: float
+    """Duration."""
 
 
 def prepare(request: RestoreRequest, maker: Maker | None = None) -> PreparedRestore:

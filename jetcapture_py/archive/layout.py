@@ -4,8 +4,8 @@
     {stream}/bundle=NN/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}{suffix}
     _quarantine/{stream}/date=YYYY-MM-DD/hour=HH/{bucket}-{first_seq}-{last_seq}-{rows}-{digest}.parquet
 
-A bucket ends in Z, or in E where it is made of a time of the message's own (`block.time`) and says nothing about the
-stream's timestamps.
+The bucket's suffix is Z for stream time and E for event time (`block.time`), which says nothing about the stream's
+timestamps.
 
 Key and bucket are functions of the message, so every copy of a message lies under one (key, bucket); objects of one
 (key, bucket) whose sequence ranges are disjoint cannot share a message. That is what lets a reader dedupe from names

@@ -1,9 +1,9 @@
 """Find one schema for batches with different columns, decoded at different times or by different replicas.
 
-The rules are those of `infer`: null gives way, integers widen, integers and floats meet in double, structs and lists
-are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a string. Types that
-are declared and never inferred join in: decimals, and unsigned integers beside signed ones, become the narrowest type
-that holds both exactly.
+The rules are those of `decode/json_inferred.py`: null gives way, integers widen, integers and floats meet in double,
+structs and lists are merged within, and what cannot be reconciled becomes a string with the JSON text of what is not a
+string. Types that are declared and never inferred join in: decimals, and unsigned integers beside signed ones, become
+the narrowest type that holds both exactly.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def is_path(path: str) -> bool:
 
 
 def decode(data: bytes, stream: str, path: str) -> StreamConfig:
-    """Read the content of the file at `path`. Raises JetcaptureError when it is none, or that of another stream."""
+    """Read the content of the file at `path`. Raises JetcaptureError if damaged, or if it belongs to another stream."""
     try:
         fields = json.loads(data)
         found = StreamConfig(

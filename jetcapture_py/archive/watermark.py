@@ -96,7 +96,7 @@ class Watermark:
         return json.dumps(fields).encode() + b"\n"
 
     def after(self, other: Watermark | None) -> Watermark | None:
-        """This one, with what `other` knew beyond it; None when it says nothing new."""
+        """Merge with `other`, an older one; None if that changes nothing in it."""
         if other is None:
             return self
         same = self.created and self.created == other.created  # without permission to ask for it, it is unknown
@@ -147,7 +147,7 @@ def path(stream: str) -> str:
 
 
 def decode(data: bytes, stream: str | None = None) -> Watermark:
-    """Read the file's content. Raises JetcaptureError when it is none, or that of another stream than `stream`."""
+    """Read the file's content. Raises JetcaptureError if damaged, or if it belongs to another stream than `stream`."""
     try:
         fields = json.loads(data)
         last = (str(fields["last_object"]), _time(fields["last_stored"])) if "last_object" in fields else None

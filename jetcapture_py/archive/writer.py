@@ -213,9 +213,9 @@ class Encoder:
 class ObjectWriter:
     """Writes one Parquet object piece by piece; `finish` completes and names it.
 
-    How its columns are written is judged by the first piece. It is made in memory, unless there is a `sink`.
+    The first piece decides how its columns are encoded. It is made in memory, unless there is a `sink`.
 
-    A context manager, because what is not finished has to be let go of.
+    A context manager: it discards an unfinished object.
     """
 
     def __init__(self, encoder: Encoder, block: BlockId, schema: pa.Schema, sink: FileSink | None = None) -> None:
@@ -266,7 +266,7 @@ class ObjectWriter:
             raise ValueError("an object without rows has no name")
         seqs, timestamps = _joined(self._seqs, self._timestamps, in_order=not self._block.bundle)
         name = _name(self._encoder, self._block, self._schema, (seqs, timestamps), self._rows)
-        # no key and no field can hold what it cannot guess
+        # random placeholders: user data cannot contain them by chance
         unsigned = {entry: secrets.token_hex(layout.CHECKSUM_DIGITS // 2) for entry in _CHECKSUMS}
         own = self._metadata(name, len(seqs), sealed_by) | unsigned
         self._file.add_key_value_metadata({layout.METADATA_PREFIX + entry: text for entry, text in own.items()})

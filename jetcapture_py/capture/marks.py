@@ -38,7 +38,7 @@ async def last_mark(state: CaptureState) -> None:
 async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
     """Move the watermark forward if possible; a failure is logged and retried with the next one.
 
-    There is none where every key has a root of its own, or where the store keeps objects only.
+    No watermark is written with one root per key, or if the store cannot keep notes.
     """
     store = state.store
     if not isinstance(store, NoteStore) or "{key}" in state.config.store.url or not await state.source.refresh():
@@ -57,7 +57,7 @@ async def mark(state: CaptureState, idle: timedelta = IDLE_MARK) -> None:
 
 
 def _move_watermark(store: NoteStore, found: Watermark, consumer: ConsumerState, idle: timedelta) -> Watermark:
-    """Write what is found, with what is there already, when that says something new; what is there then."""
+    """Merge `found` into the watermark's file, if that changes it; return the file's watermark."""
     updates: list[WatermarkUpdate] = []
 
     def change(data: bytes | None) -> bytes | None:

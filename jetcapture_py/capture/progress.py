@@ -21,14 +21,14 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkUpdate:
-    """An update of the file: `data` to write, None to leave it; `content` is what it has afterwards.
-
-    `warnings` are log events with their fields.
-    """
+    """An update of the watermark's file."""
 
     content: Watermark
+    """The watermark in the file afterwards."""
     data: bytes | None
+    """What to write; None leaves the file as it is."""
     warnings: tuple[tuple[str, Mapping[str, object]], ...] = ()
+    """Log events with their fields."""
 
 
 def update_watermark(data: bytes | None, found: Watermark, state: ConsumerState, idle: timedelta) -> WatermarkUpdate:

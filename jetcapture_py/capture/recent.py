@@ -24,7 +24,7 @@ MAX_LOGGED_REASONS = 5
 MAX_OBJECTS = 10
 MAX_REASONS = 20
 _NEW_REASONS = 5
-"""Reasons that are kept of one batch; each message may have one of its own, with a value in it."""
+"""Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
 
 class RecentObject(NamedTuple):

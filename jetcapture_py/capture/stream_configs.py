@@ -23,7 +23,7 @@ log = logging.getLogger("jetcapture.capture")
 async def keep_stream_config(state: CaptureState) -> None:
     """Write the stream's configuration if it has changed; a failure is logged and retried with the next watermark.
 
-    There is none where there is no watermark, or without permission to read it. The same answer of the server shows
+    Skipped where no watermark is kept, or without permission to read the stream. The same answer of the server shows
     whether it has lost messages.
     """
     store, stream = state.store, state.config.source.stream

@@ -32,7 +32,7 @@ class Consumer:
     def __init__(self, api: Api, config: SourceConfig, fail: Callable[[SourceError], None]) -> None:
         self._api, self._config, self._fail = api, config, fail
         self.stream_created = ""
-        self._may_get = True  # whether nobody has forbidden us to ask for a message
+        self._may_get = True  # False once STREAM.MSG.GET was denied
 
     async def attach(self) -> None:
         """Find the consumer, or create it. Raises SourceError."""
@@ -43,9 +43,14 @@ class Consumer:
         except UnavailableError as error:
             raise SourceError(str(error)) from error
         self._watch = ConsumerWatch(self.state, asyncio.get_running_loop().time())
-        for each in differences(self._config, self.state.config):
+        for difference in differences(self._config, self.state.config):
             event(
-                log, logging.WARNING, "consumer.differs", setting=each.name, configured=each.wanted, actual=each.actual
+                log,
+                logging.WARNING,
+                "consumer.differs",
+                setting=difference.name,
+                configured=difference.wanted,
+                actual=difference.actual,
             )
         self._warn_of_max_deliver(self.state)
         self._warn_of_pause(self.state)
@@ -74,9 +79,9 @@ class Consumer:
         return True
 
     async def is_empty(self, seq: int) -> bool | None:
-        """Whether the message has no payload in the stream; None where we may not ask, or nobody answers.
+        """Return whether the stored message is empty; None without permission or answer.
 
-        False for one that is gone: what it had is not known, and it does not come again.
+        False for a message that is gone: its content is unknown, and it is not delivered again.
         """
         if not self._may_get:
             return None

@@ -1,4 +1,4 @@
-"""Tells the consumer from another one of its name, and a deleted consumer from one that is only out of reach.
+"""Detects a recreated consumer, and distinguishes a deleted one from an unreachable one.
 
 Pure: the caller says what the server answered, and when, in seconds of a monotonic clock.
 """
@@ -48,7 +48,7 @@ class ConsumerWatch:
         return True
 
     def is_gone(self, now: float) -> bool:
-        """Note an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
+        """Record an answer that there is no such consumer; True once `CONFIRMATIONS` distinct moments agree."""
         if not self._missing or now - self._missing[-1] >= CONFIRM_EVERY:
             self._missing.append(now)
         return len(self._missing) >= CONFIRMATIONS

@@ -152,7 +152,7 @@ class StreamRestore:
             await self._publish(data if len(chunk) == len(data) else bytes(chunk))
 
     async def keep_alive(self) -> None:
-        """Tell the server that more will come. Raises SourceError."""
+        """Keep the restore alive: announce the next chunk. Raises SourceError."""
         if not self._sent:
             await self.send(self._padding)
         self._check()

@@ -1,7 +1,7 @@
 """Compare settings of streams and consumers as the JetStream API has them.
 
 The server writes the same setting in several ways: what is not set is left out, or 0, or -1, or an empty list, and it
-adds notes of its own to the metadata. A setting that means the same is no difference.
+adds notes of its own to the metadata. Equivalent settings are not differences.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class PullSource:
         return received if received or not self._ended else None
 
     def flush(self) -> None:
-        """Return waiting messages without waiting for more."""
+        """Return waiting messages at once."""
         self._enough.set()
 
     def _on_data(self) -> None:
@@ -379,12 +379,12 @@ class PullSource:
         return fresh and self.failure is None and self.pulls.active > 0
 
     async def stream_subjects(self) -> tuple[str, ...]:
-        """The subjects that the stream takes; none when we are not allowed to ask."""
+        """Return the stream's subjects; none without permission to read the stream."""
         answer = await self.stream_info() if self.stream_created else None
         return tuple(answer["config"].get("subjects", ())) if answer is not None else ()
 
     async def stream_info(self) -> dict[str, Any] | None:
-        """The server's answer to STREAM.INFO; None when nobody answers, or we are not allowed to ask."""
+        """Return the server's answer to STREAM.INFO; None without permission or answer."""
         try:
             return await self._api.request(f"STREAM.INFO.{self.stream}")
         except (ApiError, UnavailableError):

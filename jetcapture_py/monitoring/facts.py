@@ -49,13 +49,17 @@ State = Literal["starting", "healthy", "attention", "failing", "draining", "ende
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBlock:
-    """An open block: `key` is None without one, `bundle` "" without bundles; `age` in seconds, `bucket` its start."""
+    """An open block."""
 
     key: str | None
+    """The messages' key; None without one."""
     bundle: str
+    """The bundle's name; "" without bundles."""
     quarantine: bool
     bucket: datetime
+    """Start of the bucket."""
     age: float
+    """Age in seconds."""
     messages: int
     rows: int
     bytes: int
@@ -63,11 +67,14 @@ class OpenBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastObject:
-    """An object that this process stored; `link` is its location if a browser can open it."""
+    """An object that this process stored."""
 
     path: str
+    """Path in the archive."""
     location: str
+    """Location as the store knows it."""
     link: str | None
+    """The location, if a browser can open it."""
     messages: int
     rows: int
     bytes: int
@@ -86,45 +93,53 @@ class PastFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The last quarter of an hour, oldest first: rates per second, lag in seconds, memory in bytes.
-
-    `pending` and `unacked` are those of all replicas, the rest is of this process.
-    """
+    """The last quarter of an hour, oldest first."""
 
     time: Sequence[datetime] = ()
     received: Sequence[float] = ()
+    """Messages per second that this process received."""
     stored: Sequence[float] = ()
+    """Messages per second that this process stored."""
     lag: Sequence[float] = ()
+    """Lag in seconds."""
     pending: Sequence[int] = ()
+    """Messages not delivered yet to any replica."""
     unacked: Sequence[int] = ()
+    """Messages delivered to any replica and not acknowledged."""
     memory: Sequence[int] = ()
+    """Memory of this process's messages in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerFacts:
-    """The consumer as the server had it at `asked`, over all replicas, and what of it is not of this process."""
+    """The consumer's state on the server, over all replicas."""
 
     asked: datetime
+    """When the server was asked."""
     lag: float
+    """Age in seconds of the oldest message that is not stored."""
     pending: int
+    """Messages not delivered yet."""
     unacked: int
+    """Messages delivered and not acknowledged."""
     max_ack_pending: int | None
     redelivered: int
+    """Unacknowledged messages that were delivered more than once."""
     delivered: int
+    """Last sequence delivered."""
     ack_floor: int
+    """Sequence up to which everything is acknowledged."""
     waiting_pulls: int
+    """Open pulls."""
     other_pulls: int
+    """Open pulls of other replicas."""
     other_unacked: int
+    """Unacknowledged messages that other replicas hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFacts:
-    """A capture at `time`. It has been ready, or not, `since`. Sizes are bytes, times UTC, durations seconds.
-
-    `oldest` and `largest` are few of the `open_blocks`. Counts are since the process `started`. `consumer_state` is
-    None until the capture has found its consumer, `watermark` and `watermark_seq` until it has one, if it
-    `has_watermark`.
-    """
+    """A capture at one moment. Sizes are in bytes, durations in seconds, times in UTC; counts since the start."""
 
     version: str
     host: str
@@ -132,14 +147,21 @@ class CaptureFacts:
     stream: str
     consumer: str
     time: datetime
+    """The moment."""
     started: datetime
+    """When the process started."""
     state: State
     ready: bool
     since: datetime
+    """When the capture became ready, or stopped being ready."""
     notices: Sequence[Notice]
+    """What is wrong now, the worst first."""
     past: Sequence[PastFailure]
+    """Failures that have ended."""
     consumer_state: ConsumerFacts | None
+    """None until the capture has found its consumer."""
     max_age: float
+    """The setting `block.max_age`."""
     received: int
     stored: int
     acked: int
@@ -161,13 +183,21 @@ class CaptureFacts:
     spool: int
     spool_limit: int
     oldest: Sequence[OpenBlock]
+    """The oldest open blocks, `MAX_BLOCKS` of them; all if they are few."""
     largest: Sequence[OpenBlock]
+    """The largest open blocks, up to `MAX_BLOCKS`."""
     objects: Sequence[LastObject]
+    """The objects stored last."""
     quarantine: Sequence[QuarantineReason]
+    """The last reasons of the quarantine."""
     watermark: datetime | None
+    """The watermark's time; None until there is one."""
     watermark_seq: int | None
+    """The watermark's sequence; None until there is one."""
     has_watermark: bool
+    """Whether this capture keeps a watermark."""
     settings: Sequence[tuple[str, str]]
+    """Names and values of settings."""
     samples: Samples
 
     @property

@@ -170,7 +170,7 @@ class _Client:
         self._task = asyncio.current_task()
 
     def drop(self) -> None:
-        """Close it now, whatever it is doing."""
+        """Close the connection immediately."""
         if self._task is not None:
             self._task.cancel()
 

@@ -28,28 +28,36 @@ TIMEOUT = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """The status at `time` by the server's clock. Sequences are the stream's, times UTC, `lag` in seconds.
-
-    `lag` is the age of the oldest message that is not stored, None without permission to ask for it.
-    The watermark and the last stored object come from the archive; `problems` has one line per failed read.
-    """
+    """The status by the consumer's state and the archive. Sequences are the stream's, times UTC."""
 
     stream: str
     consumer: str
     time: datetime
+    """When the server was asked, by its clock."""
     lag: float | None
+    """Age in seconds of the oldest message that is not stored; None without permission to ask for it."""
     pending: int
+    """Messages not delivered yet."""
     unacked: int
+    """Messages delivered and not stored yet."""
     max_ack_pending: int
     redelivered: int
+    """Unacknowledged messages that were delivered more than once."""
     delivered: int
+    """Last sequence delivered."""
     ack_floor: int
+    """Sequence up to which everything is stored."""
     waiting_pulls: int
+    """Open pulls at the server."""
     watermark_seq: int | None
+    """The archive's watermark; None without one."""
     watermark_time: datetime | None
     last_object: str | None
+    """Path of the object stored last; None if unknown."""
     last_stored: datetime | None
+    """When it was stored, by its writer's clock."""
     problems: tuple[str, ...]
+    """One line per failed read."""
 
     def fields(self) -> dict[str, Any]:
         """Return all fields as JSON values."""

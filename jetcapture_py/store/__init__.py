@@ -50,7 +50,7 @@ class Store(Protocol):
     Obligations of `put`: when it returns, the object is durable and visible under its name, whole; when it raises, no
     part of it is visible. Putting an object again is not an error. It is called from several threads. Whatever it
     raises, the object is held and put again, until `store.retry_for` has passed; `PermanentStoreError` is logged as an
-    error at once. It must return or raise at some time: a call that hangs occupies one of `store.concurrency` threads.
+    error at once. It must eventually return or raise: a call that hangs blocks one of `store.concurrency` threads.
 
     `store.type` names a class or function that is called with `store.url` and `store.options`, and returns a store. One
     that also has the methods of `NoteStore` keeps the watermark.

@@ -124,8 +124,10 @@ class Table:
         return layout.ROW in self._target
 
     def reads(self, schema: int) -> Reads:
-        """How the drifted columns of an object have to be read. Objects can be read together unless one has a column
-        that another has to read otherwise."""
+        """Return how the drifted columns of an object are read.
+
+        Objects can be read together unless they read the same column differently.
+        """
         stored = self._stored[schema]
         return {
             folded: read_as(stored[folded][1], self._target[folded], self._fold)
@@ -134,8 +136,10 @@ class Table:
         }
 
     def read_schema(self, reads: Reads, *, bundles: bool = False) -> st.StructType:
-        """What Spark's Parquet reader is told that objects hold which are read so. Those in bundles have their keys as
-        a column, and the bundle in their paths."""
+        """Return the schema passed to Spark's Parquet reader for objects that are read as `reads`.
+
+        Objects in bundles have their keys as a column, and the bundle in their paths.
+        """
         read = st.StructType()
         for folded, target in self._target.items():
             kind = reads.get(folded, st.NullType()) if folded in self._drifted else target

@@ -57,22 +57,26 @@ _OPTIONAL = {layout.ROW: "int", layout.STAGE: "string", layout.RAW_HEADERS: "bin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTail:
-    """A stream from sequence `first` on, below which nothing is lost, to its end `last`.
-
-    It has messages with `seqs` and `times`, in microseconds, and has got `replayed` messages back before. `newest` is
-    the latest timestamp, for the latter their earlier one. `lost` are sequences that the server reports as lost.
-    """
+    """The part of a stream that may have lost messages."""
 
     stream: str
     incarnation: Incarnation
     first: int
+    """First sequence; nothing is lost before it."""
     last: int
+    """Last sequence of the stream."""
     seqs: Any
+    """Sequences of the messages that the stream has."""
     times: Any
+    """Their timestamps in microseconds."""
     replayed: pa.Table
+    """Messages that an earlier replay has published to the stream."""
     newest: int
+    """The latest timestamp; of a replayed message, its original one."""
     lost: Any
+    """Sequences that the server reports as lost."""
     keeps_latest: bool
+    """Whether the stream keeps a limited number of messages per subject."""
 
 
 def read_tail(
@@ -80,8 +84,8 @@ def read_tail(
 ) -> StreamTail:
     """Compare a stream with the archive's names and footers, and read the part of it that may have lost messages.
 
-    With `first`, everything from that sequence on is read. Raises JetcaptureError, also if the stream is none that can
-    be given something back.
+    With `first`, everything from that sequence on is read. Raises JetcaptureError, also if nothing can be
+    given back to this stream.
     """
     return asyncio.run(_read_tail(login, stream, ArchiveFiles(url, options), first))
 

@@ -38,17 +38,18 @@ _AND = ","
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Sequences that are neither in the archive nor in the quarantine, `first` to `last`.
-
-    `after` and `before` are the times of the messages on either side in microseconds, None if unknown. `open`: it is
-    beyond the watermark, so the messages may still arrive.
-    """
+    """Sequences that are neither in the archive nor in the quarantine."""
 
     first: int
+    """First missing sequence."""
     last: int
+    """Last missing sequence."""
     after: int | None
+    """Time of the message before it, in microseconds; None if unknown."""
     before: int | None
+    """Time of the message after it, in microseconds; None if unknown."""
     open: bool
+    """Whether it is beyond the watermark, so that the messages may still arrive."""
 
     @property
     def missing(self) -> int:
@@ -58,29 +59,36 @@ class Hole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncarnationCoverage:
-    """Coverage of the sequences `first` to `last` of one incarnation of the stream.
-
-    `created` is as sent by the server, "" if unknown; `oldest` and `newest` are message times in microseconds. Up to
-    sequence `settled` nothing more will be stored, None if unknown. `holes` counts all holes and `missing` their
-    sequences; `open_holes` and `open_missing` count those beyond `settled`. `largest` has the largest holes, by
-    sequence. `cells` has the stored share of each range of `cell` sequences; the last may be shorter. `forked` counts
-    sequences with several messages: the server lost the earlier ones.
-    """
+    """Coverage of the sequences of one incarnation of the stream."""
 
     created: str
+    """Creation time as sent by the server; "" if unknown."""
     first: int
+    """First stored sequence."""
     last: int
+    """Last stored sequence."""
     oldest: int | None
+    """Time of the oldest message in microseconds; None if unknown."""
     newest: int | None
+    """Time of the newest message in microseconds; None if unknown."""
     settled: int | None
+    """Sequence up to which nothing more will be stored; None if unknown."""
     present: int
+    """Stored sequences."""
     holes: int
+    """All holes."""
     open_holes: int
+    """Holes beyond `settled`."""
     open_missing: int
+    """Sequences in holes beyond `settled`."""
     largest: Sequence[Hole]
+    """The largest holes, by sequence."""
     cell: int
+    """Sequences per cell."""
     cells: Sequence[float]
+    """Stored share of each range of `cell` sequences; the last may be shorter."""
     forked: int = 0
+    """Sequences with several messages: the server lost the earlier ones."""
 
     @property
     def missing(self) -> int:

@@ -40,25 +40,28 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One object, as described by its name, the listing and its footer.
-
-    `size` is in bytes; `modified` in seconds since the epoch, None if the store does not tell; `interval` is the length
-    of its bucket in seconds; `oldest` and `newest` are the range of `_nats_timestamp` in microseconds, None without
-    statistics. `created` is the stream's creation time as sent by the server, "" if unknown. `redelivered`: messages in
-    it may have been delivered more than once. `bundles` is the number of bundles of an object in a bundle.
-    """
+    """One object, as described by its name, the listing and its footer."""
 
     name: ObjectName
     size: int
+    """Bytes."""
     modified: float | None
+    """Seconds since the epoch; None if the store does not tell."""
     messages: int
     created: str
+    """The stream's creation time as sent by the server; "" if unknown."""
     interval: int
+    """Length of its bucket in seconds."""
     sealed_by: str
+    """Why its block was sealed."""
     oldest: int | None
+    """Earliest `_nats_timestamp` in microseconds; None without statistics."""
     newest: int | None
+    """Latest `_nats_timestamp` in microseconds; None without statistics."""
     redelivered: bool
+    """Whether messages in it may have been delivered more than once."""
     bundles: int | None = None
+    """Number of bundles, if the object is in one."""
 
     @property
     def end(self) -> int:

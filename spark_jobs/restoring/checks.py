@@ -19,8 +19,7 @@ _SURE = 0.9
 
 @dataclass(slots=True)
 class RestoreSurvey:
-    """What the ranges have together, as in `PartSurvey`; `missing` is the number of sequences in `gaps`, and `before`
-    and `after` those that are missing at the beginning and at the end of what was wanted."""
+    """The ranges' surveys added up. Attributes without a description are those of `PartSurvey`."""
 
     messages: int = 0
     quarantined: int = 0
@@ -28,13 +27,17 @@ class RestoreSurvey:
     first: int = 0
     last: int = 0
     missing: int = 0
+    """Number of sequences in the gaps."""
     gaps: int = 0
     before: int = 0
+    """Requested sequences before the first stored one."""
     after: int = 0
+    """Requested sequences after the last stored one."""
     shown: list[tuple[int, int]] = field(default_factory=list)
     oldest: int = 0
     newest: int = 0
     most_of_a_subject: int = 0
+    """Messages of the subject with the most."""
     largest: int = 0
 
     @classmethod

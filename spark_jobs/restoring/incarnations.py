@@ -1,4 +1,4 @@
-"""Tell the incarnations of a stream that was created again apart, and find those that are one stream to its messages.
+"""Distinguish a recreated stream's incarnations, and join those that continue one another.
 
 A stream that was restored, and a mirror that was created again, have another creation time than before, but continue
 the sequences. A stream that was created again starts them again.

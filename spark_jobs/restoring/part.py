@@ -34,59 +34,67 @@ _ROWS, _BYTES = 1 << 16, 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Row groups of an object. `span`: only messages from one time until before another, in microseconds."""
+    """Row groups of an object."""
 
     path: str
     groups: tuple[int, ...]
+    """Numbers of the row groups."""
     quarantine: bool
     span: tuple[int, int] | None = None
+    """Only messages from one time until before another, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpec:
-    """The messages with sequences from `first` to `last`, inclusive; `pieces` contain all of them."""
+    """A range of sequences to restore."""
 
     first: int
+    """First sequence."""
     last: int
+    """Last sequence, inclusive."""
     pieces: tuple[Piece, ...]
+    """Row groups that contain all messages of the range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The archive, and what is restored of it: subjects get `prefix`, which ends in a dot.
-
-    Where a sequence has two messages because the server rewound the stream, only those up to the time `until`, in
-    nanoseconds, are read.
-    """
+    """The archive, and how its messages are restored."""
 
     files: ArchiveFiles
     prefix: str = ""
+    """Prefix of the subjects; ends in a dot."""
     until: int | None = None
+    """Latest timestamp, in nanoseconds, where a sequence has two messages because the server rewound the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSurvey:
-    """What a range has: `messages` from sequence `first` to `last`, of which `quarantined` are only in the quarantine.
-
-    Between them are `gaps`, of which the first few are in `shown`, inclusive. `copies` counts rows that were left out.
-    `oldest` and `newest` are timestamps in
-    nanoseconds. `until` is the last sequence with a timestamp not after the wanted
-    one, 0 without one. `subjects` counts messages by subject, and `largest` is the size of the largest message with its
-    headers, if wanted.
-    """
+    """The contents of a range of sequences."""
 
     messages: int
+    """Number of distinct messages."""
     quarantined: int
+    """Messages that are only in the quarantine."""
     copies: int
+    """Rows left out because another one has the same message."""
     first: int
+    """First stored sequence."""
     last: int
+    """Last stored sequence."""
     gaps: int
+    """Number of gaps between them."""
     shown: tuple[tuple[int, int], ...]
+    """First and last sequence of up to `MAX_SHOWN` gaps."""
     oldest: int
+    """Earliest timestamp in nanoseconds."""
     newest: int
+    """Latest timestamp in nanoseconds."""
     until: int
+    """Last sequence with a timestamp not after the requested time; 0 without one."""
     subjects: Mapping[str, int]
+    """Number of messages by subject, if requested."""
     largest: int
+    """Bytes of the largest message with its headers, if requested."""
 
 
 @dataclass(frozen=True, slots=True)

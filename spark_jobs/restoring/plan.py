@@ -38,13 +38,18 @@ _REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEAD
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group: the number of its object, its own number, its first and last sequence, its bytes and rows."""
+    """A row group."""
 
     source: int
+    """Number of its object."""
     number: int
+    """Its number in the object."""
     first: int
+    """First sequence."""
     last: int
+    """Last sequence."""
     weight: int
+    """Bytes of messages."""
     rows: int
 
 
@@ -59,21 +64,26 @@ class _Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """The ranges of a restore, in order. `created` is when the restored incarnation of the stream was created, "" if
-    unknown, `continued` when those were whose sequences it continues, and `others` when other incarnations in the
-    archive were. `begins` is the first sequence of it and all older ones. `weight` and `rows` are the bytes of messages
-    and the rows of all row groups, and `read` the bytes that are read for all ranges.
-    """
+    """The ranges of a restore."""
 
     parts: tuple[PartSpec, ...]
+    """The ranges in order."""
     created: str
+    """Creation time of the restored incarnation of the stream; "" if unknown."""
     continued: tuple[str, ...]
+    """Creation times of the incarnations whose sequences it continues."""
     others: tuple[str, ...]
+    """Creation times of other incarnations in the archive."""
     begins: int
+    """First sequence of the restored incarnation and those that it continues."""
     objects: int
+    """Number of objects to read."""
     weight: int
+    """Bytes of messages in all row groups."""
     rows: int
+    """Rows of all row groups."""
     read: int
+    """Bytes read for all ranges; an object may be read for several."""
 
     def size_of(self, messages: int) -> int:
         """Estimate the bytes of this many messages."""

@@ -27,14 +27,19 @@ Made = Iterator[Future[tuple[int, list[bytes]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOrder:
-    """A stream to create: its name and configuration, its first and last sequence, and consumers' ack floors."""
+    """A stream to create."""
 
     login: NatsConfig
     stream: str
+    """Its name."""
     config: Mapping[str, Any]
+    """Its configuration, as the JetStream API has it."""
     first: int
+    """First sequence."""
     last: int
+    """Last sequence."""
     consumers: Mapping[str, int]
+    """Names of consumers to create, and their ack floors."""
 
 
 async def check_target(login: NatsConfig, stream: str) -> None:

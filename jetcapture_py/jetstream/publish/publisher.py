@@ -238,7 +238,7 @@ class Publisher:
         await asyncio.sleep(0)  # as in `publish`
 
     async def _write(self) -> None:
-        """Write waiting messages to the connection, or keep them while there is none.
+        """Write waiting messages; while disconnected, keep them.
 
         The only place that bypasses nats-py's public API. After a reconnect, nats-py sends commands it has buffered
         although earlier ones were lost with the connection; commands written here are all lost.

@@ -163,16 +163,16 @@ def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
 
 @dataclass(slots=True)
 class SchemaBudget:
-    """Limits on new columns, so that the schema cannot grow without bound.
-
-    `fields` and `names` are left for nested objects and bytes of names, `cells` for the values of one batch;
-    `changed` says whether the known columns have.
-    """
+    """Limits on new columns, so that the schema cannot grow without bound."""
 
     fields: int = MAX_NESTED
+    """Nested fields that may still be added."""
     names: int = MAX_NAMES
+    """Bytes of field names that may still be added."""
     cells: int = MAX_CELLS
+    """Values that one batch may still have."""
     changed: bool = False
+    """Whether the known columns have changed."""
 
     def spend(self, columns: int, rows: int) -> None:
         """Reserve the values of `columns` with `rows` rows. Raises BatchTooWideError when too few are left."""
@@ -236,7 +236,7 @@ class Fields:
         return [(name, of) for name, of in found if of is not None]
 
     def release(self) -> None:
-        """Release the room that these fields take."""
+        """Return the budget that these fields use."""
         self._budget.fields += len(self.shapes)
         self._budget.names += _size(self._names.values())
         for shape in self.shapes.values():
