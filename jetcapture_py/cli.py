@@ -92,32 +92,19 @@ def run(
 
     server, had_terminal = None, startup.hold_hangups()
     try:
-        with startup.without_collection():
+        with startup.imports():
             from jetcapture_py.monitoring import http_server
 
             server = http_server.start_early(*config, listen=http)  # the imports take seconds on a busy machine
             from jetcapture_py.capture import allocator
 
             allocator.use_system_allocator()
-            from jetcapture_py import log
-            from jetcapture_py.config.several import ConfigFiles, log_settings
+            from jetcapture_py import daemon
+            from jetcapture_py.config.several import ConfigFiles
 
             files = ConfigFiles(config, http)
-            selected = files.read()
-            if selected.problems and not keep_going:
-                raise ConfigError(*selected.lines)
-            settings = selected.configs.values()
-            with startup.imports(*settings):
-                from jetcapture_py import daemon
-        wanted = log_settings(settings)
-        log.setup(wanted.format, wanted.level)
         code = daemon.run(
-            files,
-            selected,
-            until_caught_up=until_caught_up,
-            keep_going=keep_going,
-            server=server,
-            had_terminal=had_terminal,
+            files, until_caught_up=until_caught_up, keep_going=keep_going, server=server, had_terminal=had_terminal
         )
         raise typer.Exit(code)
     finally:
@@ -136,7 +123,7 @@ def status(
     from jetcapture_py.config.model import load
 
     settings = load(config)
-    with startup.imports(settings):
+    with startup.imports():
         from jetcapture_py.monitoring import status_command
     raise typer.Exit(status_command.run(settings, watch=watch, as_json=as_json))
 
@@ -164,14 +151,11 @@ def verify(
 ) -> None:
     """Prove that everything acknowledged is in the archive and nothing is read twice; exit code 1 if not."""
     from jetcapture_py import log, startup
-    from jetcapture_py.capture import allocator
     from jetcapture_py.config.model import load
 
     settings = load(config)
-    with startup.imports(settings):
+    with startup.imports():
         from jetcapture_py.verify import command
-    if not (repair and settings.has_user_code):  # user code may need it
-        allocator.without_pandas()
     log.setup(settings.log.format, "error")
     raise typer.Exit(command.run(settings, deep=deep, content=content, as_json=as_json, strict=strict, repair=repair))
 
@@ -214,7 +198,7 @@ def check(
         seconds = None if outage is None else parse_duration(outage)
     except ValueError as error:
         raise ConfigError(f"--outage: {error}") from error
-    with startup.imports(settings):
+    with startup.imports():
         from jetcapture_py.manage import check as command
     raise typer.Exit(command.run(settings, as_json=as_json, outage=seconds, price=price))
 
@@ -304,7 +288,7 @@ def tap(
     from jetcapture_py.config.model import load
 
     settings = load(config)
-    with startup.imports(settings):
+    with startup.imports():
         from jetcapture_py.manage import tap as command
     raise typer.Exit(command.run(settings, count=count, as_json=as_json))
 
@@ -321,7 +305,7 @@ def test(
     from jetcapture_py.config.model import load
 
     settings = load(config)
-    with startup.imports(settings):
+    with startup.imports():
         from jetcapture_py.manage import cases as command
     raise typer.Exit(command.run(settings, cases))
 

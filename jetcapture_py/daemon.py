@@ -7,18 +7,15 @@ directory, each capture is named after its file, and all share the log, the HTTP
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from typing import NoReturn
 
-from jetcapture_py.capture import allocator
 from jetcapture_py.config.several import ConfigFiles, Selected
-from jetcapture_py.errors import ConfigError, JetcaptureError
+from jetcapture_py.errors import ConfigError
 from jetcapture_py.log import event
-from jetcapture_py.monitoring.http_server import HttpServer, serving
+from jetcapture_py.monitoring.http_server import HttpServer
 from jetcapture_py.startup import has_terminal, release_hangups
 from jetcapture_py.supervisor import FAILED, Supervisor, log_failure
 
@@ -30,7 +27,6 @@ TERMINAL_CLOSES = 1.0
 
 def run(
     files: ConfigFiles,
-    selected: Selected,
     *,
     until_caught_up: bool = False,
     keep_going: bool = False,
@@ -41,13 +37,11 @@ def run(
 
     SIGHUP reads the files again; one that was held is delivered. `server` already answers probes, and `had_terminal`
     says whether the process began with a terminal. A second SIGTERM or SIGINT exits immediately. Raises
-    ConfigError for problems found only at startup: an object that cannot be imported, a missing extra.
+    ConfigError for problems found at startup, such as an object that cannot be imported, or a missing extra.
     """
-    supervisor = Supervisor(files, selected, until_caught_up=until_caught_up, keep_going=keep_going)
-    if not supervisor.process.user_code:  # user code may need it
-        allocator.without_pandas()
+    supervisor = Supervisor(files, server, until_caught_up=until_caught_up, keep_going=keep_going)
     try:
-        asyncio.run(_run(supervisor, server, had_terminal=had_terminal))
+        asyncio.run(_run(supervisor, files.select(), had_terminal=had_terminal))
     except ConfigError:
         raise
     except Exception as error:
@@ -58,12 +52,9 @@ def run(
     return supervisor.code
 
 
-async def _run(supervisor: Supervisor, server: HttpServer | None, *, had_terminal: bool) -> None:
-    supervisor.prepare()
+async def _run(supervisor: Supervisor, selected: Selected, *, had_terminal: bool) -> None:
     _handle_signals(supervisor, had_terminal=had_terminal)
-    supervisor.announce()
-    with _http(supervisor, server):
-        await supervisor.run()
+    await supervisor.run(selected)
 
 
 def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
@@ -96,29 +87,6 @@ def _handle_signals(supervisor: Supervisor, *, had_terminal: bool) -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the process outlives its terminal
         loop.add_signal_handler(signal.SIGHUP, hang_up)
     release_hangups()
-
-
-@contextlib.contextmanager
-def _http(supervisor: Supervisor, server: HttpServer | None) -> Iterator[None]:
-    """Serve metrics and probes while the captures run.
-
-    Unless `http` is configured explicitly, a port in use is not an error: replicas may share a machine.
-    """
-    process = supervisor.process
-    with contextlib.ExitStack() as stack:
-        if process.listen is None:
-            if server is not None:
-                server.stop()
-        else:
-            site = supervisor.site()
-            stack.callback(site.stop)
-            try:
-                stack.enter_context(serving(site, process.listen, server))
-            except JetcaptureError as error:
-                if process.listen_required:
-                    raise
-                event(log, logging.WARNING, "http.off", reason=str(error))
-        yield
 
 
 def leave(code: int) -> NoReturn:

@@ -1,20 +1,22 @@
-"""Starts, watches, replaces and stops the captures of a process, all in one event loop."""
+"""Starts, replaces and drains captures of a process until those run that should, all in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
-from jetcapture_py.config.several import ConfigFiles, Selected, log_settings
+from jetcapture_py.config.several import ConfigFiles, Selected
 from jetcapture_py.config.units import format_duration
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.log import about, event, setup
+from jetcapture_py.monitoring.http_server import HttpServer, serving
 from jetcapture_py.plugins import is_reference
 from jetcapture_py.text import LONGEST_LOGGED, one_line
 
@@ -32,7 +34,7 @@ CANCEL_AGAIN = 1.0
 
 
 class _Member:
-    """A capture, its configuration, and its task once it has started. `replaced`: its failure ends nothing else."""
+    """A capture, its configuration, and its task once it has started."""
 
     def __init__(self, path: Path, config: Config, *, single: bool) -> None:
         self.name, self.config = path.stem, config
@@ -40,7 +42,7 @@ class _Member:
         self.capture = Capture(config)
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self.failed = self.replaced = False
+        self.failure = ""
 
     @property
     def running(self) -> bool:
@@ -49,25 +51,34 @@ class _Member:
 
 
 class Supervisor:
-    """The captures of a process. `code` is its exit code, and `process` what they share.
+    """The captures of a process. A failure stops all of them, or with `keep_going` only its own.
 
-    A failure stops all captures, or with `keep_going` only its own. `failures` has the reason for each capture that
-    failed or could not start, by name. `abandoned`: one was canceled while it started, or replaced and did not drain.
+    `server` already answers probes.
     """
 
     def __init__(
-        self, files: ConfigFiles, selected: Selected, *, until_caught_up: bool = False, keep_going: bool = False
+        self,
+        files: ConfigFiles,
+        server: HttpServer | None = None,
+        *,
+        until_caught_up: bool = False,
+        keep_going: bool = False,
     ) -> None:
-        self.process = files.process(selected.configs.values())
         self.code = DRAINED
-        self.stopping = self.abandoned = False
+        """The exit code of the process."""
+        self.stopping = False
+        """Whether all captures are being drained."""
+        self.abandoned = False
+        """Whether a capture was canceled while it started, or was replaced and did not drain."""
         self.changed = asyncio.Event()
         """Set to have the files read again."""
-        self.failures: dict[str, str] = {}
-        self._files, self._selected = files, selected
+        self._files, self._server = files, server
         self._until_caught_up, self._keep_going = until_caught_up, keep_going
         self._members: dict[Path, _Member] = {}
+        self._refused: dict[Path, str] = {}
         self._site: Site | None = None
+        self._http = ExitStack()
+        self._listen: str | None = ""
         self._error: ConfigError | None = None
         self._ends: set[asyncio.Task[None]] = set()
         self._encode_threads = None if files.single else ThreadPoolExecutor(ENCODERS, "encode")
@@ -82,48 +93,64 @@ class Supervisor:
         """Whether any capture may hold messages."""
         return any(each.running and each.capture.state.opened for each in self._members.values())
 
-    def prepare(self) -> None:
-        """Make all captures. Raises ConfigError, with `keep_going` only if there is none."""
-        problems = dict(self._selected.problems)
-        for path, config in self._selected.configs.items():
-            try:
-                self._members[path] = self._made(path, config)
-            except ConfigError as error:
-                prefix = "" if self._files.single else f"{path}: "
-                problems[path] = tuple(f"{prefix}{line}" for line in error.problems)
-        if problems and not (self._keep_going and self._members):
-            raise ConfigError(*(line for lines in problems.values() for line in lines))
-        for path, lines in problems.items():
-            self._refused(path, lines)
-            self.code = REFUSED
+    async def run(self, selected: Selected) -> None:
+        """Run captures, and those that later files say, until every one has ended.
 
-    def announce(self) -> None:
-        """Log that the captures start; signals must be handled from here on."""
-        for each in self._members.values():
-            self._announce(each)
-
-    def site(self) -> Site:
-        """Return the HTTP endpoints of all captures."""
-        from jetcapture_py.monitoring.site import Site
-
-        self._site = Site(self.failures, single=self._files.single)
-        for each in self._members.values():
-            self._site.show(each.name, each.capture.state)
-        return self._site
-
-    async def run(self) -> None:
-        """Run until every capture has ended. Raises ConfigError that only shows at the start of a single capture."""
-        for each in self._members.values():
-            self._start(each)
-        while running := [each.task for each in self._members.values() if each.task is not None and each.running]:
-            changed = asyncio.create_task(self.changed.wait())
-            await asyncio.wait((changed, *running), return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
-            if self.changed.is_set() and not self.stopping:
-                self.changed.clear()
-                await self._read_again()
+        Raises ConfigError for problems at the start, with `keep_going` only if there is no capture, and JetcaptureError
+        if nothing can listen on a configured address.
+        """
+        try:
+            await self.reconcile(selected, first=True)
+            while running := [each.task for each in self._members.values() if each.task is not None and each.running]:
+                changed = asyncio.create_task(self.changed.wait())
+                await asyncio.wait((changed, *running), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self.changed.is_set() and not self.stopping:
+                    self.changed.clear()
+                    await self.reconcile(await asyncio.to_thread(self._files.select, self._running()))
+        finally:
+            self._http.close()
+            if self._site is not None:
+                self._site.show({}, {})
         if self._error is not None:
             raise self._error
+
+    async def reconcile(self, selected: Selected, *, first: bool = False) -> None:
+        """Start captures that are missing, replace those that have changed or failed, and drain those that are gone.
+
+        What has a problem stays as it is. At the start, `first`, it raises ConfigError, with `keep_going` only if
+        nothing can run.
+        """
+        setup(selected.log.format, selected.log.level)
+        running = self._running()
+        refused = dict(selected.problems)
+        changed = {path: config for path, config in selected.configs.items() if config != running.get(path)}
+        made = await asyncio.to_thread(self._make, changed, refused)
+        if self.stopping:
+            return
+        if first and refused:
+            if not (self._keep_going and made):
+                raise ConfigError(*(line for lines in refused.values() for line in lines))
+            self.code = REFUSED
+        gone = [
+            path
+            for path in self._members
+            if path not in selected.configs and not {path, path.parent} & selected.problems.keys()
+        ]
+        self._refused = {path: one_line("; ".join(lines), LONGEST_LOGGED) for path, lines in refused.items()}
+        for reason in self._refused.values():
+            event(log, logging.ERROR, "config.refused", error=reason)
+        outcome = {
+            "started": sorted(path.stem for path in made if path not in self._members),
+            "restarted": sorted(path.stem for path in made if path in self._members),
+            "stopped": sorted(path.stem for path in gone),
+        }
+        self._members = made | self._members
+        self._show()
+        self._serve(selected, first=first)
+        await asyncio.gather(*(self._replace(path, made.get(path)) for path in (*made, *gone)))
+        if not first:
+            event(log, logging.INFO, "config.reloaded", **outcome, unchanged=len(self._members) - len(made))
 
     def stop(self) -> None:
         """Drain all captures, which ends `run`."""
@@ -131,7 +158,71 @@ class Supervisor:
         for each in self._members.values():
             self._ends.add(asyncio.create_task(self._end(each)))
 
+    def _running(self) -> dict[Path, Config]:
+        return {path: each.config for path, each in self._members.items() if not each.failure}
+
+    # ------------------------------------------------------------------ HTTP
+
+    def _serve(self, selected: Selected, *, first: bool) -> None:
+        """Serve metrics and probes where the files say, and no longer where they said before.
+
+        If that is impossible, `first` raises JetcaptureError, and later the address stays. Unless `http` is configured
+        explicitly, a port in use is not an error: replicas may share a machine.
+        """
+        if selected.listen == self._listen:
+            return
+        http, early, self._server = ExitStack(), self._server, None
+        if selected.listen is None:
+            if early is not None:
+                early.stop()
+        else:
+            from jetcapture_py.monitoring.site import Site
+
+            if self._site is None:
+                self._site = Site(single=self._files.single)
+                self._show()
+            try:
+                http.enter_context(serving(self._site, selected.listen, early))
+            except JetcaptureError as error:
+                if selected.listen_required and first:
+                    raise
+                if selected.listen_required:
+                    event(log, logging.ERROR, "config.refused", error=str(error))
+                    return
+                event(log, logging.WARNING, "http.off", reason=str(error))
+        self._http.close()
+        self._http, self._listen = http, selected.listen
+
+    def _show(self) -> None:
+        """Answer for the captures that there are now."""
+        if self._site is None:
+            return
+        failures = {each.name: each.failure for each in self._members.values() if each.failure}
+        for path, reason in self._refused.items():
+            if path in self._members:
+                if self._members[path].failure:
+                    failures[path.stem] = reason
+            elif not any(each.parent == path for each in self._members):  # a directory whose captures go on
+                taken = {each.name for each in self._members.values()} | failures.keys()
+                failures[one_line(path) if path.stem in taken else one_line(path.stem)] = reason
+        self._site.show({each.name: each.capture.state for each in self._members.values()}, failures)
+
     # ------------------------------------------------------------------ one capture
+
+    def _make(self, configs: Mapping[Path, Config], refused: dict[Path, tuple[str, ...]]) -> dict[Path, _Member]:
+        """Make captures in a thread, as user code may hang; add to `refused` what is wrong with the others."""
+        made: dict[Path, _Member] = {}
+        for path, config in configs.items():
+            prefix = "" if self._files.single and not self._members else f"{path}: "
+            try:
+                made[path] = self._made(path, config)
+            except ConfigError as error:
+                refused[path] = tuple(f"{prefix}{line}" for line in error.problems)
+            except Exception as error:
+                if not self._members:
+                    raise
+                refused[path] = (f"{prefix}{one_line(error)}",)
+        return made
 
     def _made(self, path: Path, config: Config) -> _Member:
         with about(None if self._files.single else path.stem):
@@ -142,7 +233,23 @@ class Supervisor:
             made.capture.state.encode_threads = self._encode_threads
         return made
 
-    def _announce(self, member: _Member) -> None:
+    async def _replace(self, path: Path, new: _Member | None) -> None:
+        """Drain a capture, if there is one, and start the new one, if there is one."""
+        if (old := self._members[path]) is not new:
+            if old.running:
+                with about(old.label):
+                    event(log, logging.INFO, "capture.draining", signal="SIGHUP", unacked=old.capture.state.unacked)
+            await self._end(old)
+        if self.stopping:
+            return
+        if new is None:
+            del self._members[path]
+        else:
+            self._members[path] = new
+            self._start(new)
+        self._show()
+
+    def _start(self, member: _Member) -> None:
         config, source = member.config, member.config.source
         with about(member.label):
             event(
@@ -154,9 +261,6 @@ class Supervisor:
                 servers=",".join(config.nats.servers),
                 stored_within=format_duration(config.block.max_age),
             )
-
-    def _start(self, member: _Member) -> None:
-        with about(member.label):
             member.task = asyncio.create_task(self._run(member))
 
     async def _run(self, member: _Member) -> None:
@@ -174,16 +278,17 @@ class Supervisor:
 
     def _failed(self, member: _Member, error: BaseException) -> None:
         """Report the failure of a capture; stop the others."""
-        member.failed = True
         if isinstance(error, ConfigError) and self._files.single:
+            member.failure = str(error)
             self._error = error
             return
         reasons = [log_failure(each) for each in _leaves(error)]
         member.capture.state.ended = reasons[-1]
-        if member.replaced and not self.stopping:
+        if member.stop.is_set() and not self.stopping:  # it was being replaced
             self.abandoned = True
             return
-        self.failures[member.name] = reasons[-1]
+        member.failure = reasons[-1]
+        self._show()
         self.code = self.code or (REFUSED if isinstance(error, ConfigError) else FAILED)
         if not self._keep_going and not self.stopping:
             self.stop()
@@ -195,78 +300,6 @@ class Supervisor:
             if not member.capture.state.opened:
                 member.task.cancel()
             await asyncio.wait((member.task,), timeout=CANCEL_AGAIN)
-
-    # ------------------------------------------------------------------ changed files
-
-    async def _read_again(self) -> None:
-        """Read the files; start, restart and stop what has changed. What has a problem stays as it is."""
-        running = {path: each.config for path, each in self._members.items() if not each.failed}
-        found = await asyncio.to_thread(self._files.read_again, running, self.process)
-        if self.stopping:
-            return
-        for name in self.failures.keys() - {each.name for each in self._members.values() if each.failed}:
-            del self.failures[name]  # they are tried again
-        for path, lines in found.problems.items():
-            self._refused(path, lines)
-        changed = {path: config for path, config in found.configs.items() if config != running.get(path)}
-        made = {path: new for path, config in changed.items() if (new := self._tried(path, config)) is not None}
-        removed = [
-            path
-            for path in self._members
-            if path not in found.configs and not {path, path.parent} & found.problems.keys()
-        ]
-        wanted = log_settings(found.configs.values())
-        setup(wanted.format, wanted.level)
-        outcome = {
-            "started": sorted(path.stem for path in made if path not in self._members),
-            "restarted": sorted(path.stem for path in made if path in self._members),
-            "stopped": sorted(path.stem for path in removed),
-        }
-        await asyncio.gather(*(self._replace(path, made.get(path)) for path in (*made, *removed)))
-        event(log, logging.INFO, "config.reloaded", **outcome, unchanged=len(self._members) - len(made))
-
-    def _tried(self, path: Path, config: Config) -> _Member | None:
-        """Make a capture; report why it cannot be made."""
-        try:
-            return self._made(path, config)
-        except Exception as error:
-            lines = error.problems if isinstance(error, ConfigError) else (one_line(error),)
-            self._refused(path, tuple(f"{path}: {line}" for line in lines))
-            return None
-
-    async def _replace(self, path: Path, new: _Member | None) -> None:
-        """Drain a capture, if there is one, and start the new one."""
-        if (old := self._members.get(path)) is not None:
-            old.replaced = True
-            if old.running:
-                with about(old.label):
-                    event(log, logging.INFO, "capture.draining", signal="SIGHUP", unacked=old.capture.state.unacked)
-            await self._end(old)
-        if self.stopping:
-            return
-        if new is None:
-            del self._members[path]
-            if all(each.name != path.stem for each in self._members.values()):  # a file may have moved
-                self.failures.pop(path.stem, None)
-                if self._site is not None:
-                    self._site.remove(path.stem)
-            return
-        self.failures.pop(new.name, None)
-        self._members[path] = new
-        if self._site is not None:
-            self._site.show(new.name, new.capture.state)
-        self._announce(new)
-        self._start(new)
-
-    def _refused(self, path: Path, lines: Sequence[str]) -> None:
-        reason = one_line("; ".join(lines), LONGEST_LOGGED)
-        event(log, logging.ERROR, "config.refused", error=reason)
-        if path in self._members:
-            if self._members[path].failed:
-                self.failures[path.stem] = reason
-        elif not any(each.parent == path for each in self._members):  # a directory whose captures go on
-            taken = {each.name for each in self._members.values()} | self.failures.keys()
-            self.failures[one_line(path) if path.stem in taken else one_line(path.stem)] = reason
 
 
 def log_failure(error: BaseException) -> str:

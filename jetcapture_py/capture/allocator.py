@@ -10,21 +10,11 @@ import ctypes
 import os
 import sys
 from collections.abc import MutableMapping
-from importlib.abc import MetaPathFinder
 
-UNUSED = "pandas"
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _POOL = "ARROW_DEFAULT_MEMORY_POOL"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MALLOC = {_M_TRIM_THRESHOLD: 1 << 30, _M_MMAP_THRESHOLD: 32 << 20, _M_ARENA_MAX: 1}
-
-
-class _Missing(MetaPathFinder):
-    """An import hook that reports one module as not installed."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        if fullname == UNUSED:
-            raise ModuleNotFoundError(f"No module named {UNUSED!r}", name=UNUSED)
 
 
 def use_system_allocator(env: MutableMapping[str, str] = os.environ) -> None:
@@ -47,23 +37,6 @@ def _keep_what_was_freed() -> None:
     if mallopt is not None:
         for option, value in _MALLOC.items():
             mallopt(option, value)
-
-
-def without_pandas() -> None:
-    """Make pyarrow treat pandas as missing in this process.
-
-    Where pandas is installed, as for Spark, pyarrow imports it at the first conversion to check for pandas objects:
-    0.3 s during the first batch, and 60 MB. It checks only once. Other code can still import pandas, but pyarrow then
-    treats its objects as plain sequences.
-    """
-    import pyarrow as pa
-
-    finder = _Missing()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([0]).to_numpy()
-    finally:
-        sys.meta_path.remove(finder)
 
 
 class Resident:

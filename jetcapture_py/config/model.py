@@ -34,7 +34,6 @@ from jetcapture_py.config.stream import ConsumerSection, StreamSection
 from jetcapture_py.config.subjects import covers
 from jetcapture_py.config.units import kind, quoted
 from jetcapture_py.errors import ConfigError
-from jetcapture_py.plugins import is_reference
 
 MANY_UNACKED = 100_000
 TOO_MANY_UNACKED = 300_000
@@ -244,12 +243,6 @@ class Config(Section):
         if spool and root.startswith("/") and spool.path.resolve().is_relative_to(Path(root).resolve()):
             raise wrong("limits.spool.path", f"{spool.path} is inside the archive, {root}; expected another directory")
         return self
-
-    @property
-    def has_user_code(self) -> bool:
-        """Whether it names user code, which may import anything."""
-        named = (self.decode.format, self.key, self.block.format, self.store.type or "", self.on_stored.call or "")
-        return any(map(is_reference, named))
 
     def warnings(self) -> tuple[str, ...]:
         """Return one line per setting that works but is likely to cause trouble."""

@@ -7,9 +7,10 @@ agree on the HTTP address and the log, of which a process has one.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from pydantic import ValidationError
@@ -34,28 +35,18 @@ _ONE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """The configurations that run together, by file, and the problems of the others: one line or more per file."""
+    """The captures that should run in a process, and what they share."""
 
     configs: Mapping[Path, Config]
+    """The configuration of each, by file."""
     problems: Mapping[Path, tuple[str, ...]]
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """All problems."""
-        return tuple(line for each in self.problems.values() for line in each)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """What a process keeps as long as it runs: the address of its HTTP server, None without one, and what is imported.
-
-    `listen_required`: the address was asked for, so a port in use is an error.
-    """
-
+    """What is wrong with other files and directories, or with a running capture's new configuration: lines."""
     listen: str | None
+    """The address of the HTTP server; None without one."""
     listen_required: bool
-    user_code: bool
-    websockets: bool
+    """Whether the address was asked for, so that a port in use is an error."""
+    log: LogConfig
+    """The first format and level that a file states."""
 
 
 class ConfigFiles:
@@ -69,50 +60,37 @@ class ConfigFiles:
         self._arguments, self._env = arguments, env
         self._listen = None if listen is None else _checked(listen)
 
-    def read(self) -> Selected:
-        """Read all files at the start. Raises ConfigError if none of them can be used."""
-        found = self._select({}, None)
-        if not found.configs:
-            raise ConfigError(*found.lines)
-        return found
-
-    def read_again(self, running: Mapping[Path, Config], process: Process) -> Selected:
+    def select(self, running: Mapping[Path, Config] = MappingProxyType({})) -> Selected:
         """Read all files while `running` run: where a file or directory has a problem, what runs of it stays."""
-        return self._select(running, process)
-
-    def process(self, configs: Iterable[Config]) -> Process:
-        """Return what these captures share."""
-        configs = list(configs)
-        listen: str | None = HttpConfig().listen
-        stated = [value for each in configs if (value := _stated(each).get("http.listen")) is not None]
-        if stated:
-            listen = None if stated[0] == _OFF else stated[0]
-        return Process(
-            listen=self._listen or listen,
-            listen_required=self._listen is not None or any("http" in each.model_fields_set for each in configs),
-            user_code=any(each.has_user_code for each in configs),
-            websockets=any(each.nats.has_websockets for each in configs),
-        )
-
-    def _select(self, running: Mapping[Path, Config], process: Process | None) -> Selected:
         refused: dict[Path, tuple[str, ...]] = {}
-        wanted: dict[Path, Config] = {}
+        configs: dict[Path, Config] = {}
         for path in self._expanded(refused):
             try:
-                wanted[path] = self._load(path, prefix=process is not None or not self.single)
+                configs[path] = self._load(path, prefix=bool(running) or not self.single)
             except ConfigError as error:
                 refused[path] = error.problems
                 if path in running:
-                    wanted[path] = running[path]
-        wanted |= {path: config for path, config in running.items() if path not in wanted and path.parent in refused}
-        while found := self._conflicts(wanted, running, process):
-            for path, problem in found.items():
+                    configs[path] = running[path]
+        configs |= {path: config for path, config in running.items() if path not in configs and path.parent in refused}
+        while conflicts := self._conflicts(configs, running):
+            for path, problem in conflicts.items():
                 refused[path] = (f"{path}: {problem}",)
-                if path in running and wanted[path] != running[path]:
-                    wanted[path] = running[path]
+                if path in running and configs[path] != running[path]:
+                    configs[path] = running[path]
                 else:
-                    del wanted[path]
-        return Selected(configs=wanted, problems=refused)
+                    del configs[path]
+        stated: dict[str, str] = {}
+        for config in configs.values():
+            stated = {**_stated(config), **stated}
+        listen = self._listen or stated.get("http.listen", HttpConfig().listen)
+        return Selected(
+            configs=configs,
+            problems=refused,
+            listen=None if listen == _OFF else listen,
+            listen_required=self._listen is not None
+            or any("http" in each.model_fields_set for each in configs.values()),
+            log=LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")}),
+        )
 
     def _expanded(self, refused: dict[Path, tuple[str, ...]]) -> list[Path]:
         """Return all files; add directories that are gone, cannot be read or have none to `refused`."""
@@ -132,23 +110,17 @@ class ConfigFiles:
             found = error.problems
         raise ConfigError(*(f"{path}: {problem}" if prefix else problem for problem in found))
 
-    def _conflicts(
-        self, wanted: Mapping[Path, Config], running: Mapping[Path, Config], process: Process | None
-    ) -> dict[Path, str]:
+    def _conflicts(self, configs: Mapping[Path, Config], running: Mapping[Path, Config]) -> dict[Path, str]:
         """Return the problems of files that cannot run with the ones before them; unchanged ones come first."""
         found: dict[Path, str] = {}
         taken: dict[_Identity, Path] = {}
         agreed: dict[str, tuple[str, Path]] = {}
-        for path in sorted(wanted, key=lambda each: running.get(each) != wanted[each]):
-            config = wanted[path]
+        for path in sorted(configs, key=lambda path: running.get(path) != configs[path]):
+            config = configs[path]
             stated = {} if self.single else _stated(config)
             if self._listen is not None:
                 stated.pop("http.listen", None)
-            problem = (
-                self._fixed(config, process)
-                or (not self.single and _taken(path, config, taken))
-                or _differing(stated, agreed)
-            )
+            problem = (not self.single and _taken(path, config, taken)) or _differing(stated, agreed)
             if problem:
                 found[path] = problem
                 continue
@@ -157,27 +129,6 @@ class ConfigFiles:
             for setting, value in stated.items():
                 agreed.setdefault(setting, (value, path))
         return found
-
-    def _fixed(self, config: Config, process: Process | None) -> str:
-        """Return which setting asks for something that only a restart of the process can change, if any."""
-        if process is None:
-            return ""
-        listen, now = _stated(config).get("http.listen"), process.listen or _OFF
-        if self._listen is None and listen not in (None, now):
-            return f"http.listen: expected {now}, as when the process started, got {listen}; restart the process"
-        if config.has_user_code and not process.user_code:
-            return "the process started without support for your own code; restart the process to use it"
-        if config.nats.has_websockets and not process.websockets:
-            return "nats.servers: the process started without support for ws:// and wss://; restart it to use them"
-        return ""
-
-
-def log_settings(configs: Iterable[Config]) -> LogConfig:
-    """Return the log's settings: the first stated format and level."""
-    stated: dict[str, str] = {}
-    for config in configs:
-        stated = {**_stated(config), **stated}
-    return LogConfig.model_validate({name: stated.get(f"log.{name}") for name in ("format", "level")})
 
 
 def _stated(config: Config) -> dict[str, str]:

@@ -32,34 +32,22 @@ _NOT_FOUND = Answer(
 
 
 class Site:
-    """The answers for all captures; with `single`, those of the only one. Create and change it in their event loop.
+    """The answers for all captures; with `single`, those of the only one. Create and change it in their event loop."""
 
-    `failures` has the reason for each capture that failed or could not start.
-    """
-
-    def __init__(self, failures: Mapping[str, str], *, single: bool) -> None:
-        self._single, self._failures = single, failures
+    def __init__(self, *, single: bool) -> None:
+        self._single = single
         self._answers = LoopAnswers(self._make)
-        self._states: dict[str, CaptureState] = {}
-        self._pages: dict[str, Pages] = {}
+        self._states: Mapping[str, CaptureState] = {}
+        self._pages: Mapping[str, Pages] = {}
+        self._failures: Mapping[str, str] = {}
 
-    def show(self, name: str, state: CaptureState) -> None:
-        """Answer for a capture, in place of an earlier one of this name."""
-        old, self._pages[name] = self._pages.get(name), Pages(state)
-        self._states[name] = state
-        if old is not None:
-            old.stop()
-
-    def remove(self, name: str) -> None:
-        """Stop answering for a capture."""
-        self._states.pop(name, None)
-        if (pages := self._pages.pop(name, None)) is not None:
-            pages.stop()
-
-    def stop(self) -> None:
-        """Stop answering for all captures."""
-        for name in [*self._pages]:
-            self.remove(name)
+    def show(self, states: Mapping[str, CaptureState], failures: Mapping[str, str]) -> None:
+        """Answer for these captures and no others; `failures` has why a capture failed or could not start, by name."""
+        same = {name: pages for name, pages in self._pages.items() if states.get(name) is self._states[name]}
+        for name in self._pages.keys() - same.keys():
+            self._pages[name].stop()
+        self._pages = {name: same.get(name) or Pages(state) for name, state in states.items()}
+        self._states, self._failures = states, failures
 
     # ------------------------------------------------------------------ in the server's thread
 
@@ -79,7 +67,7 @@ class Site:
 
     async def _probes(self, path: str) -> Answer:
         """Return the answers of all captures as one."""
-        failures = dict(self._failures) if path == "/readyz" else {}
+        failures = self._failures if path == "/readyz" else {}
         pages = {name: each for name, each in sorted(self._pages.items()) if name not in failures and not each.drained}
         answers = await asyncio.gather(*(each.answer(path) for each in pages.values()))
         trouble = [f"{name}: failed: {reason}" for name, reason in sorted(failures.items())]

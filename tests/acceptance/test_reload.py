@@ -101,13 +101,50 @@ def test_one_file_is_read_again_and_its_capture_restarted_if_it_has_changed(nats
         port = next(running.events("http.listening"))["port"]
         families = {each.name: each for each in text_string_to_metric_families(get(port, "/metrics")[1])}
         assert families["jetcapture_messages_fetched"].samples[0].value == 10, "the page is that of the new capture"
-        moved = {"http": {"listen": "127.0.0.1:1"}}
-        write(tmp_path, "replica", settings(server.url, tmp_path / "archive", **moved))
-        refused = hang_up(running, "config.refused")["error"]
-        assert "http.listen: expected 127.0.0.1:0, as when the process started, got 127.0.0.1:1" in refused
         running.drain()
     assert [row["key"] for row in rows(tmp_path / "archive")][-10:] == ["changed"] * 10
     assert not any("capture" in each for each in running.events("capture.started"))
+
+
+KEY = """
+import pandas as pd
+import pyarrow as pa
+
+def key(batch, fields):
+    return pa.array(pd.Series(["a key", float("nan")] * len(batch))[: len(batch)])
+"""
+
+
+def test_a_file_may_ask_for_another_address_websockets_and_user_code_without_a_restart_of_the_process(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    websocket, taken, free = free_port(), free_port(), free_port()
+    server = nats_server(f"websocket {{ host: 127.0.0.1, port: {websocket}, no_tls: true }}")
+    asyncio.run(publish(server.url, []))
+    (tmp_path / "key_of.py").write_text(KEY)
+    first = settings(server.url, tmp_path / "archive", http={"listen": "127.0.0.1:0"})
+    with (
+        Command(tmp_path, first, environment={"PYTHONPATH": str(tmp_path)}) as running,
+        socket.create_server(("127.0.0.1", taken)),
+    ):
+        running.start()
+        awaited(lambda: held(server.url, "ORDERS") == 0, "it runs")
+        port = next(running.events("http.listening"))["port"]
+        then = settings(f"ws://127.0.0.1:{websocket}", tmp_path / "archive", key="key_of:key")
+        write(tmp_path, "replica", {**then, "http": {"listen": f"127.0.0.1:{taken}"}})
+        refused = hang_up(running, "config.refused")["error"]
+        assert refused == f"http.listen: cannot listen on 127.0.0.1:{taken}: Address already in use"
+        awaited(lambda: list(running.events("config.reloaded")), "the rest of it is used")
+        assert get(port, "/livez") == (200, "alive\n")
+        write(tmp_path, "replica", {**then, "http": {"listen": f"127.0.0.1:{free}"}})
+        assert outcome(hang_up(running)) == ([], ["replica"], [], 0)
+        assert accepts(free)
+        awaited(lambda: get(free, "/readyz") == (200, "ready\n"), "it is ready at the new address")
+        assert not accepts(port)
+        asyncio.run(publish(server.url, three(2)))
+        awaited(lambda: held(server.url, "ORDERS") == 2, "it goes on")
+        running.drain()
+    assert [row["key"] for row in rows(tmp_path / "archive")] == ["a key", None]
 
 
 def test_a_capture_that_cannot_store_is_replaced_by_one_that_can_and_loses_nothing(

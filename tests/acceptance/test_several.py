@@ -150,7 +150,8 @@ def test_with_one_file_nothing_in_logs_and_metrics_names_the_capture(nats_server
     assert "jetcapture_captures_failed" not in labels
     lines = [json.loads(line) for line in running.log.splitlines()]
     assert not any("capture" in line for line in lines)
-    assert {*lines[0]} == {"ts", "level", "event", "stream", "consumer"}
+    (started,) = running.events("capture.started")
+    assert {*started} == {"ts", "level", "event", "stream", "consumer", "servers", "stored_within"}
 
 
 def test_a_failure_drains_the_others_and_ends_the_process_with_its_exit_code(

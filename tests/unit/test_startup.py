@@ -1,17 +1,14 @@
-"""What is imported is looked at once, and threads for linear algebra are for code of the user's own."""
+"""What is imported at the start is exempt from garbage collection, and libraries that few need can come later."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from jetcapture_py import startup
-from tests.support.running import config
-
-THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @pytest.fixture(autouse=True)
@@ -20,24 +17,15 @@ def _thaw() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_is_imported_inside_is_never_collected() -> None:
+def test_what_is_imported_inside_is_never_collected_and_late_libraries_are_missing_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gc.unfreeze()
-    with startup.imports(config("nats://h", "/a"), env={}):
+    monkeypatch.delitem(sys.modules, "aiohttp", raising=False)
+    with startup.imports():
         assert not gc.isenabled()
+        with pytest.raises(ModuleNotFoundError, match="No module named 'aiohttp'"):
+            import aiohttp
     assert gc.isenabled()
     assert gc.get_freeze_count() > 0
-
-
-@pytest.mark.parametrize(
-    ("sections", "given", "threads"),
-    [
-        ({}, {}, "1"),
-        ({}, {THREADS: "8"}, "8"),
-        ({"key": "module:function"}, {}, None),
-        ({"decode": {"format": "module:Decoder"}}, {}, None),
-    ],
-)
-def test_threads_for_linear_algebra(sections: dict[str, Any], given: dict[str, str], threads: str | None) -> None:
-    with startup.imports(config("nats://h", "/a", **sections), env=given):
-        pass
-    assert given.get(THREADS) == threads
+    import aiohttp  # noqa: F401

@@ -348,7 +348,6 @@ def test_store_addresses_are_kept_as_they_are(url: str) -> None:
 def test_a_store_of_the_users_own_may_have_any_address() -> None:
     found = model.parse({**MINIMAL, "store": {"type": "mine.stores:Sftp", "url": "sftp://host:22/archive"}})
     assert (found.store.type, found.store.url) == ("mine.stores:Sftp", "sftp://host:22/archive")
-    assert found.has_user_code
 
 
 @pytest.mark.parametrize("pattern", ["ORDERS.stored", "*.stored", "ORDERS.>", ">"])

@@ -1,4 +1,4 @@
-"""Which configurations can run together in one process, and what a process keeps when files change."""
+"""Which configurations can run together in one process, and what stays when files change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jetcapture_py.config.several import ConfigFiles, Selected, log_settings
+from jetcapture_py.config.several import ConfigFiles, Selected
 from jetcapture_py.errors import ConfigError
 from tests.support.running import settings
 
@@ -24,8 +24,12 @@ def write(directory: Path, name: str, **sections: Any) -> Path:
     return path
 
 
+def lines(selected: Selected) -> tuple[str, ...]:
+    return tuple(line for problem in selected.problems.values() for line in problem)
+
+
 def problems(selected: Selected) -> dict[str, tuple[str, ...]]:
-    return {path.name: lines for path, lines in selected.problems.items()}
+    return {path.name: problem for path, problem in selected.problems.items()}
 
 
 def test_a_directory_stands_for_its_yaml_files_that_are_not_hidden(tmp_path: Path) -> None:
@@ -35,20 +39,19 @@ def test_a_directory_stands_for_its_yaml_files_that_are_not_hidden(tmp_path: Pat
     (tmp_path / "d.yml").write_text((tmp_path / "a.yaml").read_text().replace("stream: A", "stream: D"))
     files = ConfigFiles([tmp_path, tmp_path / "a.yaml"])
     assert not files.single
-    assert [path.name for path in files.read().configs] == ["a.yaml", "b.yaml", "d.yml"]
+    assert [path.name for path in files.select().configs] == ["a.yaml", "b.yaml", "d.yml"]
 
 
 def test_a_directory_without_configurations_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected files that end in \.yaml or \.yml, found none"):
-        ConfigFiles([tmp_path]).read()
+    (problem,) = ConfigFiles([tmp_path]).select().problems[tmp_path]
+    assert problem.endswith("expected files that end in .yaml or .yml, found none")
 
 
 def test_a_single_file_is_reported_as_ever_and_several_name_theirs(tmp_path: Path) -> None:
     wrong = write(tmp_path, "wrong", key=5)
-    with pytest.raises(ConfigError) as alone:
-        ConfigFiles([wrong]).read()
-    found = ConfigFiles([wrong, write(tmp_path, "right")]).read()
-    assert found.lines == tuple(f"{wrong}: {line}" for line in alone.value.problems)
+    alone = ConfigFiles([wrong]).select()
+    found = ConfigFiles([wrong, write(tmp_path, "right")]).select()
+    assert lines(found) == tuple(f"{wrong}: {line}" for line in lines(alone))
     assert [path.name for path in found.configs] == ["right.yaml"]
 
 
@@ -82,8 +85,8 @@ def test_files_that_cannot_run_together_are_reported_with_path_and_suggestion(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], problem: str
 ) -> None:
     one, two = write(tmp_path, "first", **first), write(tmp_path, "second", **second)
-    found = ConfigFiles([one, two]).read()
-    assert found.lines[0].startswith(f"{two}: {problem.format(first=one)}")
+    found = ConfigFiles([one, two]).select()
+    assert lines(found)[0].startswith(f"{two}: {problem.format(first=one)}")
     assert [*found.configs] == [one]
 
 
@@ -101,13 +104,13 @@ def test_the_same_stream_is_captured_twice_with_another_consumer_or_login_or_ser
         nats = {**CAPTURE["nats"], **login}
         source = {"stream": "FIRST", "consumer": "archive"}
         write(tmp_path, f"more{number}", nats=nats, source=source, store={"url": f"/elsewhere/{number}"})
-    assert len(ConfigFiles([tmp_path]).read().configs) == 7
+    assert len(ConfigFiles([tmp_path]).select().configs) == 7
 
 
 def test_captures_are_named_after_their_files_so_names_differ_and_leave_room_for_metrics(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a", "same"), write(tmp_path / "b", "same", source={"stream": "B", "consumer": "c"})
     reserved = write(tmp_path, "metrics")
-    assert ConfigFiles([one, two, reserved]).read().lines == (
+    assert lines(ConfigFiles([one, two, reserved]).select()) == (
         f"{two}: captures are named after their files, and {one} is called same as well; rename one",
         f"{reserved}: captures are named after their files, and metrics is reserved; rename the file",
     )
@@ -117,10 +120,9 @@ def test_an_address_on_the_command_line_is_used_in_place_of_those_in_the_files(t
     write(tmp_path, "first", http={"listen": ":1"})
     write(tmp_path, "second", http=None)
     files = ConfigFiles([tmp_path], ":3")
-    found = files.read()
+    found = files.select()
     assert not found.problems
-    process = files.process(found.configs.values())
-    assert (process.listen, process.listen_required) == (":3", True)
+    assert (found.listen, found.listen_required) == (":3", True)
     with pytest.raises(ConfigError, match=r"^--http: expected an address and a port"):
         ConfigFiles([tmp_path], "nowhere")
 
@@ -128,22 +130,19 @@ def test_an_address_on_the_command_line_is_used_in_place_of_those_in_the_files(t
 def test_what_one_file_states_holds_for_all(tmp_path: Path) -> None:
     write(tmp_path, "first")
     write(tmp_path, "second", http={"listen": ":1"}, log={"level": "debug"})
-    files = ConfigFiles([tmp_path])
-    configs = files.read().configs.values()
-    assert files.process(configs).listen == ":1"
-    assert (log_settings(configs).level, log_settings(configs).format) == ("debug", "auto")
+    found = ConfigFiles([tmp_path]).select()
+    assert (found.listen, found.log.level, found.log.format) == (":1", "debug", "auto")
 
 
 def test_a_file_that_broke_keeps_what_runs_and_a_removed_one_does_not(tmp_path: Path) -> None:
     for name in ("first", "second", "third"):
         write(tmp_path, name)
     files = ConfigFiles([tmp_path])
-    running = files.read().configs
-    process = files.process(running.values())
+    running = files.select().configs
     write(tmp_path, "first", key=5)
     write(tmp_path, "second", key="changed")
     (tmp_path / "third.yaml").unlink()
-    found = files.read_again(running, process)
+    found = files.select(running)
     assert {path.name: config.key for path, config in found.configs.items()} == {
         "first.yaml": "{subject}",
         "second.yaml": "changed",
@@ -155,9 +154,9 @@ def test_a_changed_file_that_conflicts_with_a_running_one_is_refused_wherever_it
     write(tmp_path, "first")
     write(tmp_path, "second")
     files = ConfigFiles([tmp_path])
-    running = files.read().configs
+    running = files.select().configs
     write(tmp_path, "first", source={"stream": "SECOND", "consumer": "archive"})
-    found = files.read_again(running, files.process(running.values()))
+    found = files.select(running)
     assert found.configs == running
     assert [*problems(found)] == ["first.yaml"]
 
@@ -166,39 +165,20 @@ def test_two_files_may_swap_their_streams(tmp_path: Path) -> None:
     write(tmp_path, "first")
     write(tmp_path, "second")
     files = ConfigFiles([tmp_path])
-    running = files.read().configs
+    running = files.select().configs
     write(tmp_path, "first", source={"stream": "SECOND", "consumer": "archive"})
     write(tmp_path, "second", source={"stream": "FIRST", "consumer": "archive"})
-    found = files.read_again(running, files.process(running.values()))
+    found = files.select(running)
     assert [config.source.stream for config in found.configs.values()] == ["SECOND", "FIRST"]
     assert not found.problems
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"http": {"listen": ":2"}}, "http.listen: expected 127.0.0.1:8080, as when the process started, got :2"),
-        ({"http": None}, "http.listen: expected 127.0.0.1:8080, as when the process started, got null"),
-        ({"key": "module:function"}, "the process started without support for your own code; restart"),
-        ({"nats": {"servers": ["ws://localhost"]}}, "nats.servers: the process started without support for ws://"),
-    ],
-)
-def test_what_only_a_restart_can_change_is_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
-    path = write(tmp_path, "alone")
-    files = ConfigFiles([path])
-    running = files.read().configs
-    write(tmp_path, "alone", **change)
-    found = files.read_again(running, files.process(running.values()))
-    assert found.configs == running
-    assert found.lines[0].startswith(f"{path}: {problem}")
 
 
 def test_a_directory_that_is_gone_keeps_what_runs(tmp_path: Path) -> None:
     path = write(tmp_path / "captures", "first")
     files = ConfigFiles([tmp_path / "captures"])
-    running = files.read().configs
+    running = files.select().configs
     path.unlink()
-    found = files.read_again(running, files.process(running.values()))
+    found = files.select(running)
     assert found.configs == running
     assert found.problems
 
@@ -207,11 +187,11 @@ def test_a_directory_that_is_renamed_or_becomes_a_file_keeps_what_runs_and_other
     write(tmp_path / "captures", "first")
     other = write(tmp_path, "other")
     files = ConfigFiles([other, tmp_path / "captures"])
-    running = files.read().configs
+    running = files.select().configs
     (tmp_path / "captures").rename(tmp_path / "moved")
     write(tmp_path, "other", key="changed")
     for reason in ("No such file or directory", "Not a directory"):
-        found = files.read_again(running, files.process(running.values()))
+        found = files.select(running)
         assert {path.name: config.key for path, config in found.configs.items()} == {
             "other.yaml": "changed",
             "first.yaml": "{subject}",
@@ -223,19 +203,19 @@ def test_a_directory_that_is_renamed_or_becomes_a_file_keeps_what_runs_and_other
 def test_a_file_that_becomes_a_directory_keeps_its_capture(tmp_path: Path) -> None:
     path = write(tmp_path, "alone")
     files = ConfigFiles([path])
-    running = files.read().configs
+    running = files.select().configs
     path.unlink()
     write(path, "first")
-    found = files.read_again(running, files.process(running.values()))
+    found = files.select(running)
     assert found.configs == running
-    assert found.lines == (f"{path}: cannot be read: Is a directory",)
+    assert lines(found) == (f"{path}: cannot be read: Is a directory",)
 
 
 def test_a_file_whose_name_is_not_printable_is_refused(tmp_path: Path) -> None:
     right = write(tmp_path, "right")
     odd = write(tmp_path, "odd").rename(tmp_path / os.fsdecode(b"caf\xe9.yaml"))
-    found = ConfigFiles([right, odd]).read()
+    found = ConfigFiles([right, odd]).select()
     assert [*found.configs] == [right]
-    assert found.lines == (
+    assert lines(found) == (
         f"{odd}: captures are named after their files, and this name is not printable; rename the file",
     )
