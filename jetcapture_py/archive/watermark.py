@@ -56,26 +56,29 @@ class Watermark:
     """Every message of the stream that the consumer's filters match, up to and with sequence `seq`, and every one
     whose `_nats_timestamp` is not after `time` (UTC), is in the archive or the quarantine.
 
-    `created` is when the stream was created, as the server writes it, "" where unknown: a recreated stream counts
-    from 1 again. Times are those of the servers' clocks. `last_object` is the path of the object that was stored last,
-    and when that was by its writer's clock, None where unknown.
-
-    `filters` are the consumer's over time, in order, the last ones the present ones. Each holds for the messages after
-    its `after`, up to and with that of the next, or its `until`; before the first of a consumer they are not known. A
-    change that was undone before any replica saw it is not in them.
-
-    `bucket_time` is what buckets are made of. Unless it is the stream's timestamp, which `time` is about, a message may
-    still join a bucket that ended before `time`.
+    A recreated stream counts from 1 again. Times are those of the servers' clocks.
     """
 
     stream: str
     consumer: str
     created: str
+    """When the stream was created, as the server writes it; "" if unknown."""
     seq: int
     time: datetime
     last_object: tuple[str, datetime] | None = None
+    """Path of the object that was stored last, and when by its writer's clock; None if unknown."""
     filters: tuple[Filters, ...] = ()
+    """The consumer's filters over time, in order, the last ones the present ones.
+
+    Each holds for the messages after its `after`, up to and with that of the next, or its `until`; before the first of
+    a consumer they are not known. A change that was undone before any replica saw it is not in them.
+    """
     bucket_time: str = STREAM_TIME
+    """What buckets are made of.
+
+    Unless it is the stream's timestamp, which `time` is about, a message may still join a bucket that ended before
+    `time`.
+    """
 
     def encode(self) -> bytes:
         """The file's content."""
