@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ def run(config: Config, *, deep: bool, content: bool, as_json: bool, strict: boo
         return _repair(config, deep=deep, content=content, as_json=as_json, strict=strict)
     with _Bar() as bar:
         report = asyncio.run(verify(config, deep=deep, content=content, progress=bar.show))
-    sys.stdout.write((report.as_json() if as_json else report.as_text()) + "\n")
+    sys.stdout.write((report.as_json(strict=strict) if as_json else report.as_text()) + "\n")
     return report.exit_code(strict=strict)
 
 
@@ -30,7 +29,7 @@ def _repair(config: Config, *, deep: bool, content: bool, as_json: bool, strict:
     with _Bar() as bar:
         report, done = asyncio.run(verify_and_repair(config, deep=deep, content=content, progress=bar.show))
     if as_json:
-        sys.stdout.write(json.dumps({**json.loads(report.as_json()), "repair": done.fields()}) + "\n")
+        sys.stdout.write(report.as_json(strict=strict, repair=done.fields()) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in (report.as_text(), *done.lines(report)))
     return report.exit_code(strict=strict)

@@ -55,8 +55,8 @@ _MODULUS = 1 << 64
 class Differences:
     """Result of a comparison: how many messages were `compared`, and the sequences of those that differ, by part.
 
-    `readable` are the sequences that the stream delivered. `untold` counts objects that could not be compared because
-    of their format, or because they were gone or unreadable. `no_payload` counts messages archived without payload.
+    `readable` are the sequences that the stream delivered. `not_compared` counts objects that are not Parquet, and
+    those that were gone or unreadable. `no_payload` counts messages archived without payload.
     `filtered`: only the consumer's subjects were read.
     """
 
@@ -65,7 +65,7 @@ class Differences:
     differing: dict[str, Sequences] = field(
         default_factory=lambda: {part: Sequences() for part in ("timestamp", *PARTS)}
     )
-    untold: int = 0
+    not_compared: int = 0
     no_payload: int = 0
     filtered: bool = False
 
@@ -112,7 +112,7 @@ async def compare(
     """
     result = Differences(filtered=bool(filters))
     seen = sorted(found.seen, key=lambda each: each.name.first_seq)
-    result.untold = sum(not each.name.parquet for each in seen)
+    result.not_compared = sum(not each.name.parquet for each in seen)
     for start, end in found.sequences.windows():
         first, last = max(start, bounds[0]), min(end, bounds[1])
         if first > last:
@@ -129,7 +129,7 @@ async def compare(
         for each in inside:
             await asyncio.to_thread(_compare_object, storage, each, life, window, result)
         other = np.flatnonzero(window.archived & ~window.matched) + first
-        if result.untold:  # the other message may be in an object that is gone, or in another format
+        if result.not_compared:  # the other message may be in an object that is gone, or in another format
             other = other[~found.forked.contains(other)]
         result.differing["timestamp"].add(other)
         result.compared += int(window.archived.sum())
@@ -174,7 +174,7 @@ def _compare_object(storage: ArchiveFiles, each: Seen, life: Incarnation, window
         for table, whole in _tables(storage, each, life, window):
             _compare_rows(table, life, window, result, whole=whole)
     except (VanishedError, StoreError, pa.ArrowException, OSError):
-        result.untold += 1
+        result.not_compared += 1
 
 
 def _tables(

@@ -7,9 +7,8 @@ bounded like that of the sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -21,11 +20,13 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.text import plural
 from jetcapture_py.verify.examine import DamagedError, in_order, positions
+from jetcapture_py.verify.findings import Finding, Kind, SequenceRange, Severity, are, not_checked
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scope import Incarnation
 
-MOST_COPIES = 1_000
+MAX_COPIES = 1_000
 """Maximum messages with copies that are listed; all are counted."""
 _ATTEMPTS = 3
 _NONE = np.zeros(0, np.int64)
@@ -39,29 +40,6 @@ class Seen:
     name: ObjectName
     whole: bool
     bundles: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A message that is read twice: sequence, timestamp (UTC), and the objects of different groups that have it."""
-
-    seq: int
-    time: datetime
-    paths: tuple[str, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class Copies:
-    """`read_twice` counts messages of which readers return copies; the first of them are `listed`.
-
-    `also_quarantined` counts messages in both archive and quarantine, which are read separately. `unread` counts
-    objects that could not be read again.
-    """
-
-    read_twice: int = 0
-    listed: list[Copy] = field(default_factory=list)
-    also_quarantined: int = 0
-    unread: int = 0
 
 
 class Finder:
@@ -85,16 +63,37 @@ class Finder:
         self._seen.sort(key=lambda each: (each.name.quarantine, repr(self._group(each.name))))
         self._groups = [self._group(each.name) for each in self._seen]
         self._unread: set[str] = set()
-        self._found = Copies()
+        self._listed: list[SequenceRange] = []
+        self._twice = self._quarantined = 0
 
-    def find(self) -> Copies:
-        """Find the copies. Blocks; call it in a thread."""
+    def find(self) -> Iterator[Finding]:
+        """Yield messages with several copies that are read. Blocks; call it in a thread."""
         if len(set(self._groups)) > 1:
             suspected = self._suspected()
             for first, last in suspected.windows():
                 self._judge(first, last, suspected)
-        self._found.unread = len(self._unread)
-        return self._found
+        if self._twice:
+            yield Finding(
+                kind=Kind.READ_TWICE,
+                severity=Severity.FAILURE,
+                summary=f"{plural(self._twice, 'message', grouped=True)} with copies under different keys or buckets, "
+                "which readers return separately",
+                action='read_archive(dedupe="full") reads them once',
+                count=self._twice,
+                ranges=tuple(self._listed),
+                range_count=self._twice,
+            )
+        if self._quarantined:
+            yield Finding(
+                kind=Kind.QUARANTINE,
+                severity=Severity.NOTE,
+                summary=f"{plural(self._quarantined, 'message', grouped=True)} {are(self._quarantined)} also in the "
+                "archive and read once from each",
+                count=self._quarantined,
+            )
+        if self._unread:
+            objects = plural(len(self._unread), "object", grouped=True)
+            yield not_checked(f"{objects} that may hold copies: they could not be reread")
 
     def forked(self) -> Sequences:
         """Return the repeated sequences that have several timestamps: different messages of one stream."""
@@ -104,7 +103,6 @@ class Finder:
             order = np.lexsort((times, seqs))
             seqs, times = seqs[order], times[order]
             found.add(seqs[1:][(seqs[1:] == seqs[:-1]) & (times[1:] != times[:-1])])
-        self._found.unread = len(self._unread)
         return found
 
     def _suspected(self) -> Sequences:
@@ -177,10 +175,13 @@ class Finder:
         starts = np.flatnonzero(new)
         archived, quarantined = (np.add.reduceat(once & (aside[owners] == side), starts) for side in (False, True))
         twice = (archived > 1) | (quarantined > 1)
-        self._found.read_twice += int(twice.sum())
-        self._found.also_quarantined += int(((archived > 0) & (quarantined > 0)).sum())
+        self._twice += int(twice.sum())
+        self._quarantined += int(((archived > 0) & (quarantined > 0)).sum())
         ends = np.concatenate([starts[1:], [len(seqs)]])
-        room = MOST_COPIES - len(self._found.listed)
+        room = MAX_COPIES - len(self._listed)
         for start, end in zip(starts[twice][:room].tolist(), ends[twice][:room].tolist(), strict=True):
             paths = sorted(self._seen[number].file.path for number in owners[start:end][once[start:end]])
-            self._found.listed.append(Copy(seq=int(seqs[start]), time=moment_of(int(times[start])), paths=tuple(paths)))
+            seq, time = int(seqs[start]), moment_of(int(times[start]))
+            self._listed.append(
+                SequenceRange(first=seq, last=seq, messages=1, first_time=time, last_time=time, paths=tuple(paths))
+            )

@@ -1,15 +1,17 @@
-"""Find what is missing from an archive: messages that the stream has, and sequences that nobody has."""
+"""Gaps: messages that the stream has and the archive lacks, and sequences that neither has."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from jetcapture_py.config.units import moment_of
+from jetcapture_py.text import plural
+from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import MOST_RANGES, SequenceRange
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Missing:
         self._sequences, self._floor, self._details = sequences, floor, details or Details()
         self._promised_seq, self._promised_time = seq, time
         self.count = self.promised = self.overdue = self.first_overdue = self.ranges = 0
-        self.found: list[SequenceRange] = []
+        self.listed: list[SequenceRange] = []
         self._current: list[int] = []  # first, last, messages, first and last timestamp in nanoseconds
 
     def look(self, seqs: Any, times: Any, first: int, last: int, *, begins: bool, uncertain: Any | None = None) -> None:
@@ -79,8 +81,8 @@ class Missing:
         if self._current:
             first, last, messages, first_time, last_time = self._current
             self.ranges += 1
-            if len(self.found) < MOST_RANGES:
-                self.found.append(
+            if len(self.listed) < MAX_LISTED:
+                self.listed.append(
                     SequenceRange(
                         first=first,
                         last=last,
@@ -91,15 +93,38 @@ class Missing:
                 )
             self._current = []
 
+    def findings(self, *, stored: bool) -> Iterator[Finding]:
+        """Yield the holes up to the ack floor, if there are any; `stored`: the archive has messages of the stream."""
+        if self.count:
+            cause = "objects were removed, or another capture of this consumer stores what it receives elsewhere; "
+            yield Finding(
+                kind=Kind.HOLES,
+                severity=Severity.FAILURE,
+                summary="messages in the stream that are missing from the archive",
+                action=f"{cause if stored else ''}jetcapture verify --repair stores them again",
+                count=self.count,
+                ranges=tuple(sorted(self.listed, key=lambda hole: hole.first)),
+                range_count=self.ranges,
+            )
 
-def list_gaps(sequences: Sequences, first: int, last: int) -> tuple[list[SequenceRange], int, int]:
-    """Return the first ranges that are not in the archive, and the total number of ranges and sequences."""
+
+def find_gaps(sequences: Sequences, first: int, last: int) -> Iterator[Finding]:
+    """Yield the ranges from `first` to `last` that are not in the archive, if there are any."""
     listed: list[SequenceRange] = []
     ranges = total = 0
     for starts, ends in sequences.gaps(first, last) if first <= last else ():
         ranges += len(starts)
         total += int((ends - starts + 1).sum())
-        room = MOST_RANGES - len(listed)
-        for start, end in zip(starts[:room].tolist(), ends[:room].tolist(), strict=True):
-            listed.append(SequenceRange(first=start, last=end, messages=None, first_time=None, last_time=None))
-    return listed, ranges, total
+        room = MAX_LISTED - len(listed)
+        pairs = zip(starts[:room].tolist(), ends[:room].tolist(), strict=True)
+        listed += [SequenceRange(first=start, last=end) for start, end in pairs]
+    if ranges:
+        yield Finding(
+            kind=Kind.GAPS,
+            severity=Severity.WARNING,
+            summary=f"{plural(total, 'sequence', grouped=True)} that the archive skips and the stream cannot show; "
+            "deleted messages and messages of other subjects also leave such gaps",
+            count=total,
+            ranges=tuple(listed),
+            range_count=ranges,
+        )

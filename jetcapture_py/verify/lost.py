@@ -22,24 +22,13 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences
 from jetcapture_py.verify.filters import FilterHistory
+from jetcapture_py.verify.findings import MAX_LISTED, Finding, Kind, SequenceRange, Severity, are, not_checked
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import ArchiveScan
 from jetcapture_py.verify.scope import ServerState
 
-REWIND, FORK, LATE_HOLE, LOST_STREAM, CONTENT = "rewind", "fork", "late_hole", "lost_stream", "content"
-REMOVED = "removed"
-"""Gone from the stream, deleted by a client or lost: the server does not record which."""
-FILTERS = "filters"
-"""Messages that the consumer may have skipped when its filters were changed."""
-UNKNOWN_FILTERS = "unknown_filters"
-"""Nothing says which subjects the consumer selected."""
-STRICT = frozenset({FORK, FILTERS, UNKNOWN_FILTERS})
-"""What fails a strict proof."""
-FAILING = frozenset({REWIND, LATE_HOLE, CONTENT})
-"""Losses that fail a proof. Forks and lost streams are history: nothing can undo them."""
 MOST_DELETED = 2_000_000
 """Deleted sequences up to which the server is asked to list them, in one answer."""
-MOST_RANGES = 10_000
 _GIVE_BACK = (
     "jetcapture spark restore recreates the stream with them, spark replay --missing publishes them again, with "
     "new sequences; check the server's disk"
@@ -49,21 +38,6 @@ _REASONS = (
     ("allow_msg_ttl", "per-message TTLs"),
     ("allow_rollup_hdrs", "rollups"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One kind of loss: `messages` in `ranges` of sequences (first and last), of which there are `range_count`.
-
-    `summary` says what happened, `action` what to do.
-    """
-
-    kind: str
-    messages: int
-    ranges: tuple[tuple[int, int], ...]
-    range_count: int
-    summary: str
-    action: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +99,10 @@ async def find_losses(
     known: ServerState | None,
     found: ArchiveScan,
     mark: Watermark | None,
-    notes: list[str],
+    findings: list[Finding],
     differences: Differences | None = None,
-) -> tuple[Loss, ...]:
-    """Compare the archive with what the stream has now; add to `notes` what could not be compared.
+) -> tuple[Finding, ...]:
+    """Compare the archive with what the stream has now; add to `findings` what could not be compared.
 
     `known` is the server's state before the archive was scanned. `differences` are those of the content, if compared.
     """
@@ -136,17 +110,19 @@ async def find_losses(
     if session is None:
         return forks
     if found.by_name:  # they may be of an earlier incarnation, whose sequences were higher
-        notes.append("what the server has lost: of some objects, only the names could be checked")
+        findings.append(not_checked("what the server has lost: of some objects, only the names could be checked"))
         return forks
     try:
         now = await contents(session, stream)
     except MissingStreamError:
         return (*forks, lost_stream(len(found.sequences), "")) if len(found.sequences) else forks
     except SourceError as error:
-        notes.append(f"what the server has lost: {error}")
+        findings.append(not_checked(f"what the server has lost: {error}"))
         return forks
     if now.deleted is None:
-        notes.append(f"messages that are gone from inside the stream: more than {MOST_DELETED:,} are deleted")
+        findings.append(
+            not_checked(f"messages that are gone from inside the stream: more than {MOST_DELETED:,} are deleted")
+        )
     if known is not None and known.state.created == now.created:
         lost = tuple(losses(found.sequences, now, forked=found.forked, older=found.older))
         return lost if differences is None else (*lost, *_content(found.sequences, now, known.state.last, differences))
@@ -155,15 +131,16 @@ async def find_losses(
     return forks
 
 
-def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Loss]:
+def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
     """Yield what is not known of the consumer's filters between the sequences `first` and `last`.
 
     `uncertain` are messages of the stream that the archive lacks.
     """
     if count := len(uncertain):
-        yield Loss(
-            kind=FILTERS,
-            messages=count,
+        yield Finding(
+            kind=Kind.FILTERS,
+            severity=Severity.WARNING,
+            count=count,
             **_ranges(uncertain.within(uncertain.first or 0, uncertain.last or 0)),
             summary=f"{_count(count)} of the stream {are(count)} not archived, near a change of the consumer's "
             "filters: skipped because of it, or missing",
@@ -171,10 +148,10 @@ def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: i
         )
     if (unknown := min(history.unknown, last)) >= first:
         subjects = ", ".join(history.consumers[0][0].subjects)
-        yield Loss(
-            kind=UNKNOWN_FILTERS,
-            messages=0,
-            ranges=((first, unknown),),
+        yield Finding(
+            kind=Kind.UNKNOWN_FILTERS,
+            severity=Severity.WARNING,
+            ranges=(SequenceRange(first=first, last=unknown),),
             range_count=1,
             summary=f"up to sequence {unknown}, no watermark says which subjects the consumer selected; only those of "
             f"{subjects} were checked",
@@ -182,7 +159,7 @@ def unselected(uncertain: Sequences, history: FilterHistory, first: int, last: i
         )
 
 
-def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, older: int) -> Iterator[Loss]:
+def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, older: int) -> Iterator[Finding]:
     """Yield what `stream` has lost of what is `archived`, of which sequences `forked` have two timestamps.
 
     `older` counts archived messages of earlier incarnations.
@@ -197,30 +174,30 @@ def losses(archived: Sequences, stream: StreamContents, *, forked: Sequences, ol
         yield lost_stream(older, stream.created)
 
 
-def lost_stream(messages: int, created: str) -> Loss:
+def lost_stream(messages: int, created: str) -> Finding:
     """The archive has `messages` of streams of this name that the server no longer has. `created`: "" without one."""
     now = (
         f"the stream was created again at {format_time(datetime.fromisoformat(created))}"
         if created
         else "the stream does not exist"
     )
-    return Loss(
-        kind=LOST_STREAM,
-        messages=messages,
-        ranges=(),
-        range_count=0,
+    return Finding(
+        kind=Kind.LOST_STREAM,
+        severity=Severity.NOTE,
+        count=messages,
         summary=f"{now}; the archive has {_count(messages)} of an earlier stream of its name",
         action="if nobody deleted it on purpose: jetcapture spark restore recreates it from the archive, "
         "with --as under another name",
     )
 
 
-def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) -> Loss:
+def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) -> Finding:
     messages = archived.count(first, last)
     memory = " (its storage is memory)" if stream.config.get("storage") == "memory" else ""
-    return Loss(
-        kind=REWIND,
-        messages=messages,
+    return Finding(
+        kind=Kind.REWIND,
+        severity=Severity.FAILURE,
+        count=messages,
         **_ranges(archived.within(first, last)),
         summary=f"the stream ends at {stream.last}{memory}, but the archive has {_count(messages)} after that, up to "
         f"{last}: the server lost them, and gives their sequences to new messages",
@@ -229,11 +206,12 @@ def _rewind(archived: Sequences, stream: StreamContents, first: int, last: int) 
     )
 
 
-def _fork(forked: Sequences) -> Loss:
+def _fork(forked: Sequences) -> Finding:
     seqs = forked.within(forked.first or 0, forked.last or 0)
-    return Loss(
-        kind=FORK,
-        messages=len(seqs),
+    return Finding(
+        kind=Kind.FORK,
+        severity=Severity.WARNING,
+        count=len(seqs),
         **_ranges(seqs),
         summary=f"{plural(len(seqs), 'sequence', grouped=True)} of one stream had two different messages each: after a "
         "rewind, the server gave them to new messages; the archive has both, by timestamp",
@@ -241,7 +219,7 @@ def _fork(forked: Sequences) -> Loss:
     )
 
 
-def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Loss]:
+def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
     """Yield what is gone at or before the stream's last message."""
     lost = stream.lost[archived.contains(stream.lost) & (stream.lost <= stream.last)]
     gone, expected = np.zeros(0, np.int64), _expected(stream.config)
@@ -265,21 +243,23 @@ def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Loss]:
         yield _removed(count, rest, stream)
 
 
-def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *, listed: bool) -> Loss:
+def _late_hole(messages: int, ranges: dict[str, Any], stream: StreamContents, *, listed: bool) -> Finding:
     size = f"{plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
     cause = f"the server reports them as lost ({size})"
     if not listed:
-        cause = f"the server reports {size} without sequences, and no limit explains them; deletions by clients may"
-    return Loss(
-        kind=LATE_HOLE,
-        messages=messages,
+        cause = f"the server reports {size} without saying which sequences; no limit explains the gap, "
+        cause += "client deletions might"
+    return Finding(
+        kind=Kind.LATE_HOLE,
+        severity=Severity.FAILURE,
+        count=messages,
         **ranges,
         summary=f"{_count(messages)} {are(messages)} archived and gone from the stream: {cause}",
         action=_GIVE_BACK,
     )
 
 
-def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> Loss:
+def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> Finding:
     config, expected = stream.config, _expected(stream.config)
     possible = [*expected]
     if not config.get("deny_delete"):
@@ -290,24 +270,26 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> L
     doubt = "" if expected else "; the server does not record whether they were deleted or lost"
     if stream.lost_bytes:
         doubt += f"; it also reports {plural(stream.lost_bytes, 'byte', grouped=True)} of damaged data"
-    return Loss(
-        kind=REMOVED,
-        messages=messages,
+    return Finding(
+        kind=Kind.REMOVED,
+        severity=Severity.NOTE,
+        count=messages,
         **ranges,
         summary=f"{_count(messages)} {are(messages)} archived and gone from the stream; {why}{doubt}",
         action="if they were removed on purpose, do nothing: the archive still has them",
     )
 
 
-def _content(archived: Sequences, stream: StreamContents, last: int, found: Differences) -> Iterator[Loss]:
+def _content(archived: Sequences, stream: StreamContents, last: int, found: Differences) -> Iterator[Finding]:
     """Yield messages that differ, and those up to `last` that the stream counts and does not deliver."""
     parts = [f"{part} {len(seqs):,}" for part, seqs in found.differing.items() if len(seqs)]
     if parts:
         every = found.every()
         seqs = every.within(every.first or 0, every.last or 0)
-        yield Loss(
-            kind=CONTENT,
-            messages=len(seqs),
+        yield Finding(
+            kind=Kind.CONTENT,
+            severity=Severity.FAILURE,
+            count=len(seqs),
             **_ranges(seqs),
             summary=f"{_count(len(seqs))} {are(len(seqs))} not as archived: differing {', '.join(parts)}",
             action="if verify --deep finds the archive undamaged, the server changed them: jetcapture spark restore "
@@ -321,9 +303,10 @@ def _content(archived: Sequences, stream: StreamContents, last: int, found: Diff
         unread.append(seqs[~found.readable.contains(seqs) & ~np.isin(seqs, stream.deleted)])
     if len(seqs := np.concatenate(unread)):
         other = ", or it gave their sequences to messages of other subjects after a rewind" if found.filtered else ""
-        yield Loss(
-            kind=LATE_HOLE,
-            messages=len(seqs),
+        yield Finding(
+            kind=Kind.LATE_HOLE,
+            severity=Severity.FAILURE,
+            count=len(seqs),
             **_ranges(seqs),
             summary=f"{_count(len(seqs))} {are(len(seqs))} archived and counted by the stream, but not delivered: the "
             f"server's data is damaged{other}",
@@ -348,15 +331,11 @@ def _ranges(seqs: Any, front: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return sorted sequences as ranges, the first of them listed; `front` is a range before them."""
     breaks = np.flatnonzero(np.diff(seqs) > 1)
     starts, ends = seqs[np.concatenate([[0], breaks + 1])[: len(seqs)]], seqs[[*breaks, len(seqs) - 1][: len(seqs)]]
-    pairs = list(zip(starts[:MOST_RANGES].tolist(), ends[:MOST_RANGES].tolist(), strict=True))
+    pairs = zip(starts[:MAX_LISTED].tolist(), ends[:MAX_LISTED].tolist(), strict=True)
     head = [] if front is None else [front]
-    return {"ranges": tuple([*head, *pairs][:MOST_RANGES]), "range_count": len(starts) + len(head)}
+    listed = [SequenceRange(first=first, last=last) for first, last in [*head, *pairs][:MAX_LISTED]]
+    return {"ranges": tuple(listed), "range_count": len(starts) + len(head)}
 
 
 def _count(messages: int) -> str:
     return plural(messages, "message", grouped=True)
-
-
-def are(messages: int) -> str:
-    """Return the verb for so many messages."""
-    return "is" if messages == 1 else "are"

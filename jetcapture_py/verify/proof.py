@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Event
 
@@ -25,10 +24,10 @@ from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
 from jetcapture_py.verify.content import Differences, compare
 from jetcapture_py.verify.filters import FilterHistory, Stretch
-from jetcapture_py.verify.holes import Details, Missing, list_gaps
-from jetcapture_py.verify.lost import FILTERS, Loss, are, find_losses, unselected
+from jetcapture_py.verify.findings import Finding, Kind, Report, Severity, are, not_checked, time_text
+from jetcapture_py.verify.holes import Details, Missing, find_gaps
+from jetcapture_py.verify.lost import find_losses, unselected
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.report import LayoutCount, Report, WatermarkFinding, time_text
 from jetcapture_py.verify.scan import ArchiveScan, Progress, survey, user_writer
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, known_state, read
 
@@ -54,8 +53,8 @@ async def verify(
     """
     writer = user_writer(config.block)
     storage = ArchiveFiles(config.store.url, config.store.options)
-    mark, mark_problem = await asyncio.to_thread(_watermark, storage, config.source.stream)
-    notes: list[str] = []
+    mark, mark_findings = await asyncio.to_thread(_read_watermark, storage, config.source.stream)
+    findings: list[Finding] = []
     name = f"jetcapture verify {config.source.stream}/{config.source.consumer}"
     async with AsyncExitStack() as stack:
         known: ServerState | None = None
@@ -66,7 +65,7 @@ async def verify(
             )
             known = await known_state(session, config.source, mark)
         except SourceError as error:
-            notes.append(f"the stream: {error}; only the archive itself was checked")
+            findings.append(not_checked(f"the stream: {error}; only the archive itself was checked", Severity.FAILURE))
         scope = Scope.of(known, mark)
         found = await _survey(storage, config.source.stream, scope, writer, progress, deep=deep)
         details = details or Details()
@@ -74,23 +73,54 @@ async def verify(
         promised = scope.promised_seq, scope.promised_time
         missing = Missing(found.sequences, scope.floor, seq=promised[0], time=promised[1], details=details)
         history = _history(known, mark) if known else None
-        asked = (
-            await _ask(session, config.source.stream, scope, known, history, found.sequences, missing, notes, progress)
+        start = (
+            await _ask(
+                session, config.source.stream, scope, known, history, found.sequences, missing, findings, progress
+            )
             if known and session and history
             else None
         )
         differences = (
-            await _compare(session, config.source.stream, known, mark, storage, scope, found, notes, progress)
+            await _compare(session, config.source.stream, known, mark, storage, scope, found, findings, progress)
             if content and known and session
             else None
         )
-        lost = await find_losses(session, config.source.stream, known, found, mark, notes, differences)
+        lost = await find_losses(session, config.source.stream, known, found, mark, findings, differences)
     if history is not None and known is not None and known.state.retention not in GONE_ONCE_ACKED:
         lost = (*lost, *unselected(details.uncertain, history, max(scope.start, known.state.first), scope.top))
-    report = _report(config, scope, found, missing, asked, notes, (mark, mark_problem), lost, deep=deep)
-    if history is not None and history.changed:
-        report = replace(report, filters=tuple(history.lines()))
-    return replace(report, content_compared=differences.compared) if differences else report
+    end = (found.sequences.last or 0) if start is None else min(start - 1, scope.top)
+    stored = found.sequences.count(scope.start, scope.top) if known else len(found.sequences)
+    failed = any(finding.severity is Severity.FAILURE for finding in findings)
+    if start is not None and not failed and scope.start <= scope.top < start and not stored and not missing.count:
+        findings.append(not_checked(f"any message: neither stream nor archive has one up to {end}", Severity.FAILURE))
+    return Report(
+        stream=config.source.stream,
+        consumer=config.source.consumer,
+        stream_created=known.state.created if known else None,
+        deep=deep,
+        ack_floor=scope.floor if known else None,
+        up_to=scope.floor if known else found.sequences.last,
+        up_to_time=moment_of(found.newest) if found.newest else None,
+        stored=stored,
+        quarantined=len(found.quarantined),
+        older=found.older,
+        objects=found.objects,
+        bytes=found.size,
+        compared=differences.compared if differences else None,
+        layouts=found.layout_counts(),
+        filters=tuple(history.lines()) if history is not None and history.changed else (),
+        watermark=mark,
+        findings=(
+            *missing.findings(stored=stored > 0),
+            *lost,
+            *found.findings(),
+            *find_gaps(found.sequences, max(scope.start, found.sequences.first or end + 1), end),
+            *mark_findings,
+            *_promises(scope, mark, missing),
+            *findings,
+            *_not_checked(scope, found.sequences.first, start, mark),
+        ),
+    )
 
 
 def _history(known: ServerState, mark: watermark.Watermark | None) -> FilterHistory:
@@ -107,10 +137,10 @@ async def _compare(
     storage: ArchiveFiles,
     scope: Scope,
     found: ArchiveScan,
-    notes: list[str],
+    findings: list[Finding],
     progress: Progress | None,
 ) -> Differences | None:
-    """Compare the content of messages; add to `notes` what could not be compared."""
+    """Compare the content of messages; add to `findings` what could not be compared."""
     if scope.life is None:
         return None
     bounds, filters = (known.state.first, known.state.last), filters_of(known.consumer.config)
@@ -120,12 +150,14 @@ async def _compare(
     try:
         result = await compare(session, stream, filters, storage, scope.life, found, bounds, progress)
     except SourceError as error:
-        notes.append(f"the content of messages: {error}")
+        findings.append(not_checked(f"the content of messages: {error}"))
         return None
-    if result.untold:
-        notes.append(f"the content of {plural(result.untold, 'object')}: not Parquet, gone, or unreadable")
+    if result.not_compared:
+        objects = plural(result.not_compared, "object")
+        findings.append(not_checked(f"content of {objects} not compared: not Parquet, removed, or unreadable"))
     if result.no_payload:
-        notes.append(f"the payloads of {plural(result.no_payload, 'message')}: the archive does not have them")
+        messages = plural(result.no_payload, "message")
+        findings.append(not_checked(f"the payloads of {messages}: the archive does not have them"))
     return result
 
 
@@ -156,20 +188,12 @@ async def _survey(
         raise
 
 
-def _watermark(storage: ArchiveFiles, stream: str) -> tuple[watermark.Watermark | None, str]:
-    """Read the watermark; return it, and an error message if that fails."""
+def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[watermark.Watermark | None, list[Finding]]:
+    """Read the watermark; return it, or a finding if that fails."""
     try:
-        return (None if storage.divided else watermark.read(storage.read_note, stream)), ""
+        return (None if storage.divided else watermark.read(storage.read_note, stream)), []
     except JetcaptureError as error:
-        return None, str(error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Result of reading the stream: its first sequence now, and whether everything could be read (`whole`)."""
-
-    first: int
-    whole: bool
+        return None, [_wrong_mark(str(error), Severity.WARNING)]
 
 
 async def _ask(
@@ -180,18 +204,18 @@ async def _ask(
     history: FilterHistory,
     sequences: Sequences,
     missing: Missing,
-    notes: list[str],
+    findings: list[Finding],
     progress: Progress | None,
-) -> _Asked:
-    """Look up in the stream what the archive lacks."""
+) -> int:
+    """Look up in the stream what the archive lacks; return the stream's first sequence after that."""
     first, top = max(scope.start, known.state.first), min(scope.top, known.state.last)
     retention = known.state.retention
     if retention in GONE_ONCE_ACKED:
-        notes.append(f"the stream: it deletes acknowledged messages (retention {retention})")
-        return _Asked(first=scope.top + 1, whole=True)
+        findings.append(not_checked(f"the stream: it deletes acknowledged messages (retention {retention})"))
+        return scope.top + 1
     first = max(first, _started(sequences, *known.unsure))
     if known.note:
-        notes.append(known.note)
+        findings.append(not_checked(known.note))
     try:
         for index, parts in enumerate(history.consumers):
             end = top if len(history.consumers) == 1 or index else min(top, scope.floor)
@@ -203,11 +227,11 @@ async def _ask(
                             progress("stream", min(seq, high) - first + 1, top - first + 1)
         now = await session.state(stream)
     except SourceError as error:
-        notes.append(f"the stream: {error}")
-        return _Asked(first=scope.top + 1, whole=False)
+        findings.append(not_checked(f"the stream: {error}", Severity.FAILURE))
+        return scope.top + 1
     if now.created != known.state.created:
-        notes.append("the stream: it was deleted and recreated meanwhile")
-    return _Asked(first=now.first, whole=now.created == known.state.created)
+        findings.append(not_checked("the stream: it was deleted and recreated meanwhile", Severity.FAILURE))
+    return now.first
 
 
 async def _look(
@@ -245,127 +269,50 @@ def _started(sequences: Sequences, low: int, high: int) -> int:
     return low
 
 
-def _report(
-    config: Config,
-    scope: Scope,
-    found: ArchiveScan,
-    missing: Missing,
-    asked: _Asked | None,
-    notes: list[str],
-    mark: tuple[watermark.Watermark | None, str],
-    lost: tuple[Loss, ...],
-    *,
-    deep: bool,
-) -> Report:
-    known, sequences = scope.known, found.sequences
-    first, last = sequences.first, sequences.last
-    end = (last or 0) if asked is None else min(asked.first - 1, scope.top)
-    gaps, gap_ranges, gap_sequences = list_gaps(sequences, max(scope.start, first or end + 1), end)
-    stored = sequences.count(scope.start, scope.top) if known is not None else len(sequences)
-    undecided = any(loss.kind == FILTERS for loss in lost)
-    compared = scope.top < scope.start or stored or missing.count or (asked is not None and asked.first <= scope.top)
-    proven = asked is not None and asked.whole and not found.restless and bool(compared)
-    faulty = missing.count or found.damaged_count or _promises_too_much(scope, mark[0], missing)
-    return Report(
-        stream=config.source.stream,
-        consumer=config.source.consumer,
-        stream_created=known.state.created if known else None,
-        deep=deep,
-        complete=proven and not undecided and not faulty,
-        proven=proven,
-        undecided=proven and undecided and not faulty,
-        ack_floor=scope.floor if known else None,
-        up_to=scope.floor if known else last,
-        up_to_time=moment_of(found.newest) if found.newest else None,
-        stored=stored,
-        missing=missing.count,
-        holes=tuple(sorted(missing.found, key=lambda hole: hole.first)),
-        hole_ranges=missing.ranges,
-        gaps=tuple(gaps),
-        gap_ranges=gap_ranges,
-        gap_sequences=gap_sequences,
-        duplicates=found.messages - len(sequences) - len(found.forked),
-        read_twice=found.copies.read_twice,
-        copies=tuple(found.copies.listed),
-        also_quarantined=found.copies.also_quarantined,
-        damaged=tuple(found.damaged),
-        damaged_objects=found.damaged_count,
-        foreign=tuple(found.foreign),
-        foreign_files=found.foreign_count,
-        unsigned=tuple(found.unsigned),
-        unsigned_objects=found.unsigned_count,
-        objects=found.objects,
-        bytes=found.size,
-        quarantined=len(found.quarantined),
-        older=found.older,
-        watermark=_judged(scope, mark, missing),
-        unchecked=(*notes, *_unchecked(scope, found, asked, mark[0])),
-        losses=lost,
-        layouts=tuple(LayoutCount(bundles=n, objects=found.layouts[n]) for n in sorted(found.layouts, key=str)),
-    )
-
-
-def _unchecked(
-    scope: Scope, found: ArchiveScan, asked: _Asked | None, mark: watermark.Watermark | None
-) -> Iterator[str]:
-    """Yield what could not be checked, and why."""
-    first = found.sequences.first
-    if asked is not None and first is not None and scope.start < (end := min(asked.first, first)) <= scope.top:
-        yield f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive starts at {first}"
+def _not_checked(
+    scope: Scope, first: int | None, start: int | None, mark: watermark.Watermark | None
+) -> Iterator[Finding]:
+    """Yield what of the `scope` could not be checked; the archive starts at `first`, the stream now at `start`."""
+    if start is not None and first is not None and scope.start < (end := min(start, first)) <= scope.top:
+        yield not_checked(
+            f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive starts at {first}"
+        )
     if scope.known is not None and (max_deliver := scope.known.consumer.config.get("max_deliver", -1)) > 0:
-        yield (
+        yield not_checked(
             f"whether the server gave up on messages: with max_deliver {max_deliver}, the consumer's ack "
             "floor also passes messages that were never stored"
         )
     if scope.known is not None and mark is not None and scope.known.aged is None:
-        yield "whether messages older than the watermark are missing: the stream could not be read"
-    if found.by_name:
-        yield f"{plural(found.by_name, 'object')} in a format whose writer does not read: only the names were checked"
-    if found.copies.unread:
-        yield f"{found.copies.unread:,} objects that may hold copies: they could not be reread"
-    if found.older:
-        yield f"{found.older:,} messages of earlier incarnations of the stream: it no longer has them"
-    if found.restless:
-        yield "objects that disappeared each time the archive was listed"
+        yield not_checked("whether messages older than the watermark are missing: the stream could not be read")
 
 
-def _judged(scope: Scope, mark: tuple[watermark.Watermark | None, str], missing: Missing) -> WatermarkFinding | None:
-    """Return the watermark with its problems; None without one."""
-    found, problem = mark
-    if found is None:
-        return WatermarkFinding(seq=None, time=None, problem=problem) if problem else None
-    return WatermarkFinding(seq=found.seq, time=found.time, problem="; ".join(_problems(scope, found, missing)))
-
-
-def _problems(scope: Scope, mark: watermark.Watermark, missing: Missing) -> Iterator[str]:
-    """Yield the watermark's problems."""
+def _promises(scope: Scope, mark: watermark.Watermark | None, missing: Missing) -> Iterator[Finding]:
+    """Yield what the watermark promises and is not stored, or does not exist yet."""
+    if mark is None:
+        return
     known = scope.known
     if known is not None and mark.created == known.state.created:
         promise = f"it promises everything up to {mark.seq}"
-        first_missing = missing.found[0].first if missing.found else None
-        if mark.seq > known.state.last:
-            yield f"{promise}, but the stream ends at {known.state.last}"
-        elif missing.promised:
+        first_missing = missing.listed[0].first if missing.listed else None
+        if missing.promised:
             count = plural(missing.promised, "message", grouped=True)
-            yield f"{promise}, but {count} after the ack floor {scope.floor} {are(missing.promised)} not stored"
-        elif first_missing is not None and first_missing <= mark.seq:
-            yield f"{promise}, but {first_missing} is not stored"
+            yield _wrong_mark(
+                f"{promise}, but {count} after the ack floor {scope.floor} {are(missing.promised)} not stored"
+            )
+        if mark.seq > known.state.last:
+            yield _wrong_mark(f"{promise}, but the stream ends at {known.state.last}", Severity.WARNING)
+        elif not missing.promised and first_missing is not None and first_missing <= mark.seq:
+            yield _wrong_mark(f"{promise}, but {first_missing} is not stored", Severity.WARNING)
     if missing.overdue:
-        yield (
+        yield _wrong_mark(
             f"it promises everything up to {time_text(mark.time)}, but "
             f"{plural(missing.overdue, 'earlier message', grouped=True)} of the stream {are(missing.overdue)} not "
             f"stored, starting with {missing.first_overdue}"
         )
-    if _is_ahead(scope, mark):
-        yield f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong"
+    now = known.consumer.asked if known is not None else datetime.now(UTC)
+    if mark.time > now + watermark.MARGIN:
+        yield _wrong_mark(f"its time, {time_text(mark.time)}, is in the future: a server's clock was wrong")
 
 
-def _is_ahead(scope: Scope, mark: watermark.Watermark) -> bool:
-    """Whether the watermark's time is in the future."""
-    now = scope.known.consumer.asked if scope.known is not None else datetime.now(UTC)
-    return mark.time > now + watermark.MARGIN
-
-
-def _promises_too_much(scope: Scope, mark: watermark.Watermark | None, missing: Missing) -> bool:
-    """Whether the watermark covers messages that are not stored, or do not exist yet."""
-    return bool(missing.promised or missing.overdue) or (mark is not None and _is_ahead(scope, mark))
+def _wrong_mark(summary: str, severity: Severity = Severity.FAILURE) -> Finding:
+    return Finding(kind=Kind.WATERMARK, severity=severity, summary=summary)

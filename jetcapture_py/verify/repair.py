@@ -10,9 +10,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -33,12 +33,12 @@ from jetcapture_py.jetstream.range_reader import RangeReader, StreamRange
 from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import NoteStore, change_note, configured_store
+from jetcapture_py.text import plural
 from jetcapture_py.transform.keys import Run
+from jetcapture_py.verify.findings import MAX_LISTED, Kind, Report, indented
 from jetcapture_py.verify.holes import Details
 from jetcapture_py.verify.proof import TIMEOUT, verify
 from jetcapture_py.verify.ranges import Sequences
-from jetcapture_py.verify.repair_report import Repair, unrepairable
-from jetcapture_py.verify.report import Report
 from jetcapture_py.verify.scan import Progress
 
 CLOSE = 1_000
@@ -50,6 +50,73 @@ RETRY_FOR = 60.0
 
 _UNLIMITED = 1 << 62
 _SEALED_BY = "repair"
+_count = partial(plural, grouped=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrepairable:
+    """A damaged object, and a range of its sequences that neither another object nor the stream has."""
+
+    path: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """The result of a repair. `messages` were stored again, `quarantined` of them in the quarantine.
+
+    They are in `stored` new objects, the first of which are `objects`, and `bytes` large; `replaced` of these have
+    replaced a damaged object. `gone` are ranges of sequences that left the stream before they could be read, and
+    `unrepairable` those of damaged objects that are nowhere else.
+    """
+
+    messages: int = 0
+    quarantined: int = 0
+    stored: int = 0
+    bytes: int = 0
+    replaced: int = 0
+    objects: tuple[str, ...] = ()
+    gone: tuple[tuple[int, int], ...] = ()
+    unrepairable: tuple[Unrepairable, ...] = ()
+
+    def with_object(self, encoded: EncodedBlock, *, replaced: bool) -> Self:
+        """Count an object that has been stored."""
+        return replace(
+            self,
+            messages=self.messages + encoded.messages,
+            quarantined=self.quarantined + (encoded.messages if encoded.name.quarantine else 0),
+            stored=self.stored + 1,
+            bytes=self.bytes + encoded.data.size,
+            replaced=self.replaced + replaced,
+            objects=(*self.objects, encoded.name.path) if self.stored < MAX_LISTED else self.objects,
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return asdict(self)
+
+    def lines(self, after: Report) -> Iterator[str]:
+        """Yield lines of text; `after` is the proof after the repair."""
+        if not self.stored:
+            yield "repair: nothing was stored, because no message of the stream is known to be missing"
+        else:
+            parts = [f"{_count(self.messages, 'message')} stored in {_count(self.stored, 'object')}"]
+            parts += [f"{self.replaced:,} replaced a damaged one"] if self.replaced else []
+            parts += [f"{_count(self.quarantined, 'message')} went to the quarantine"] if self.quarantined else []
+            yield f"repair: {', '.join(parts)}"
+            yield from indented(self.objects, self.stored)
+        lost = [f"{first} to {last}: left the stream before the repair" for first, last in self.gone]
+        lost += [f"{each.first} to {each.last}: {each.path} is damaged" for each in self.unrepairable]
+        if lost:
+            yield "cannot be repaired: neither the stream nor another object has these sequences"
+            yield from indented(lost, len(lost))
+        if after.of(Kind.DAMAGED) and not after.missing and after.proven:
+            yield (
+                "readers fail on the damaged objects until they are removed; try to get them back from a copy first"
+                if lost
+                else "remove the damaged objects: all of their messages are stored in other objects"
+            )
 
 
 async def verify_and_repair(
@@ -66,15 +133,17 @@ async def verify_and_repair(
     absent = found.missing
     absent.update(found.uncertain)
     if not len(absent):
-        return before, Repair(unrepairable=unrepairable(before, found.archived))
-    damaged = [] if "{key}" in config.store.url else [layout.parse_path(each.path) for each in before.damaged]
+        return before, Repair(unrepairable=_unrepairable(before, found.archived))
+    damaged = (
+        [] if "{key}" in config.store.url else [layout.parse_path(each.path) for each in before.paths(Kind.DAMAGED)]
+    )
     repairer = _Repairer(config, before.stream_created or "", absent, [name for name in damaged if name], progress)
     try:
         done = await repairer.run()
     finally:
         repairer.close()
     after = await verify(config, deep=deep, content=content, progress=progress, details=left)
-    return after, replace(done, unrepairable=unrepairable(before, left.archived))
+    return after, replace(done, unrepairable=_unrepairable(before, left.archived))
 
 
 class _Repairer:
@@ -199,6 +268,25 @@ class _Repairer:
         self._done = self._done.with_object(encoded, replaced=replaced)
         if self._progress is not None:
             self._progress("repair", self._done.messages, len(self._absent))
+
+
+def _unrepairable(before: Report, archived: Sequences) -> tuple[Unrepairable, ...]:
+    """Return which sequences of objects that were damaged are not in the archive after the repair.
+
+    The stream does not have them either. Those of deleted messages, which were never in the object, are among them.
+    """
+    if not before.proven:
+        return ()
+    found: list[Unrepairable] = []
+    for file in before.paths(Kind.DAMAGED):
+        name = layout.parse_path(file.path)
+        gaps = archived.gaps(name.first_seq, name.last_seq) if name else iter(())
+        for starts, ends in gaps:
+            pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+            found += [Unrepairable(path=file.path, first=first, last=last) for first, last in pairs]
+            if len(found) > MAX_LISTED:
+                return tuple(found[:MAX_LISTED])
+    return tuple(found)
 
 
 def _repaired(data: bytes | None) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,13 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.block import BlockConfig
 from jetcapture_py.errors import ConfigError, StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
-from jetcapture_py.verify.copies import Copies, Finder, Seen
+from jetcapture_py.text import plural
+from jetcapture_py.verify.copies import Finder, Seen
 from jetcapture_py.verify.examine import DamagedError, Held, examine, in_order
+from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, file_findings, not_checked
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scope import Incarnation
 
-MOST_LISTED = 10_000
-"""Maximum problems of each kind that are kept; all are counted."""
 ROUNDS = 10
 """Maximum listings; listing repeats while objects disappear, because compaction moves their messages to others."""
 _DEEP_THREADS = 4
@@ -29,46 +29,76 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, the amount done, and the total. From any thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A damaged object: its path and the reason."""
-
-    path: str
-    reason: str
-
-
 @dataclass(slots=True, kw_only=True)
 class ArchiveScan:
-    """Contents of the archive. `messages` counts all copies of the current incarnation's messages.
-
-    `quarantined` are the sequences of those in quarantine; `older` counts messages of earlier incarnations, `by_name`
-    objects that nothing can read. `damaged`, `foreign` and `unsigned` (objects without checksums) list the first of
-    each kind. `newest` is the latest timestamp in microseconds in objects that end at or before the bound, 0 without
-    one. `repeated` are sequences that several of the `seen` objects have, `forked` those with several timestamps if the
-    incarnation is known. `restless`: objects disappeared in every round. `layouts` counts objects by their number of
-    bundles, 0 for those under keys and None where it is unknown; the quarantine has none.
-    """
+    """Contents of the archive."""
 
     sequences: Sequences = field(default_factory=Sequences)
+    """Of the current incarnation's messages."""
     quarantined: Sequences = field(default_factory=Sequences)
+    """Those of them that are in quarantine."""
     repeated: Sequences = field(default_factory=Sequences)
+    """Those that several objects have."""
     forked: Sequences = field(default_factory=Sequences)
+    """Those with several timestamps, if the incarnation is known."""
     seen: list[Seen] = field(default_factory=list)
-    copies: Copies = field(default_factory=Copies)
+    """Objects with messages of the current incarnation."""
+    copies: tuple[Finding, ...] = ()
+    """What is found of copies."""
     objects: int = 0
     size: int = 0
+    """Bytes of all objects."""
     messages: int = 0
+    """All copies of the current incarnation's messages."""
     older: int = 0
+    """Messages of earlier incarnations."""
     newest: int = 0
-    damaged: list[Problem] = field(default_factory=list)
-    damaged_count: int = 0
-    foreign: list[str] = field(default_factory=list)
-    foreign_count: int = 0
-    unsigned: list[str] = field(default_factory=list)
-    unsigned_count: int = 0
+    """Latest timestamp in microseconds in objects that end at or before the bound, 0 without one."""
+    damaged: FileList = field(default_factory=FileList)
+    foreign: FileList = field(default_factory=FileList)
+    unsigned: FileList = field(default_factory=FileList)
+    """Objects without checksums."""
     by_name: int = 0
-    restless: bool = False
+    """Objects that nothing can read."""
+    unstable: bool = False
+    """Some objects vanished in every listing."""
     layouts: Counter[int | None] = field(default_factory=Counter)
+    """Objects outside the quarantine by their number of bundles, 0 under keys, None where it is unknown."""
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with the objects, and what could not be checked."""
+        note, warning, failure = Severity.NOTE, Severity.WARNING, Severity.FAILURE
+        yield from file_findings(
+            Kind.DAMAGED,
+            failure,
+            self.damaged,
+            "objects that are not counted until they are restored",
+            "jetcapture verify --repair stores their messages again, as far as the stream has them",
+        )
+        yield from file_findings(Kind.FOREIGN, warning, self.foreign, "files that are not objects of this archive")
+        yield from file_findings(Kind.UNSIGNED, warning, self.unsigned, "objects not written by jetcapture")
+        yield from self.copies
+        if duplicates := self.messages - len(self.sequences) - len(self.forked):
+            twice = any(finding.kind is Kind.READ_TWICE for finding in self.copies)
+            dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
+            summary = f"{plural(duplicates, 'further copy', 'further copies', grouped=True)}; {dropped}"
+            yield Finding(kind=Kind.DUPLICATES, severity=note, summary=summary, count=duplicates)
+        if self.by_name:
+            objects = plural(self.by_name, "object", grouped=True)
+            yield not_checked(f"{objects}: their custom writer has no `read`, so only their names were checked")
+        if self.older:
+            messages = plural(self.older, "message", grouped=True)
+            yield not_checked(f"{messages} of earlier incarnations of the stream: it no longer has them")
+        if self.unstable:
+            yield not_checked("some objects: they vanished during every listing (is a compaction running?)", failure)
+
+    def layout_counts(self) -> dict[str, int]:
+        """Count objects outside the quarantine by layout, as text."""
+        names: dict[int | None, str] = {0: "under keys"}
+        for number in sorted(filter(None, self.layouts)):
+            names[number] = f"in {plural(number, 'bundle', grouped=True)}"
+        names[None] = "in an unknown number of bundles"
+        return {name: self.layouts[number] for number, name in names.items() if number in self.layouts}
 
 
 def user_writer(block: BlockConfig) -> UserWriter | None:
@@ -103,16 +133,13 @@ def survey(
         if not gone:
             break
     else:
-        found.restless = True
-    found.damaged.sort(key=lambda problem: problem.path)
-    found.foreign.sort()
-    found.unsigned.sort()
+        found.unstable = True
     finder = Finder(storage, life, found.seen, found.repeated, progress, writer)
     if life is None:
         found.forked = Sequences()
     else:
         found.forked.update(finder.forked())
-    found.copies = finder.find()
+    found.copies = tuple(finder.find())
     return found
 
 
@@ -130,8 +157,7 @@ def _look(
     """Examine these files and add their contents to `found`; return whether any of them was gone."""
     for file in files:
         if not _is_object(file.name, writer) and not _hidden(file.path):
-            found.foreign_count += 1
-            found.foreign += [file.path] if len(found.foreign) < MOST_LISTED else []
+            found.foreign.add(file.path)
     # in stream order, to keep the set of sequences dense
     known = ((file, file.name) for file in files if file.name and _is_object(file.name, writer))
     named = sorted(known, key=lambda pair: pair[1].first_seq)
@@ -147,8 +173,7 @@ def _look(
         elif isinstance(outcome, Held):
             _add(found, file, outcome, bound)
         else:
-            found.damaged_count += 1
-            found.damaged += [Problem(path=file.path, reason=outcome)] if len(found.damaged) < MOST_LISTED else []
+            found.damaged.add(file.path, outcome)
         progress("objects", done, len(named))
     return gone
 
@@ -169,8 +194,7 @@ def _hidden(path: str) -> bool:
 def _add(found: ArchiveScan, file: File, held: Held, bound: int) -> None:
     found.objects += 1
     if not held.signed:
-        found.unsigned_count += 1
-        found.unsigned += [file.path] if len(found.unsigned) < MOST_LISTED else []
+        found.unsigned.add(file.path)
     found.size += held.size
     found.by_name += held.by_name
     found.messages += held.messages

@@ -27,7 +27,7 @@ CHAPTERS = {
 }
 
 
-class Finding(NamedTuple):
+class PageFinding(NamedTuple):
     """A remark below the verdict; `action`: the reader should act on it. `chapter` has the details."""
 
     action: bool
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
     chapter: str
 
 
-class Verdict(NamedTuple):
+class PageVerdict(NamedTuple):
     """Whether the archive needs action, its state in a sentence, and an explanation."""
 
     action: bool
@@ -98,7 +98,7 @@ def _part(choice: Choice) -> Iterator[str]:
         yield f"{'key' if len(keys) == 1 else 'keys'} {', '.join(keys[:10])}{more}"
 
 
-def verdict(facts: Facts) -> Verdict:
+def verdict(facts: Facts) -> PageVerdict:
     """Return the state of the archive in a sentence."""
     lost = sum(incarnation.missing - incarnation.open_missing for incarnation in facts.incarnations)
     coming = sum(incarnation.open_missing for incarnation in facts.incarnations)
@@ -116,54 +116,54 @@ def verdict(facts: Facts) -> Verdict:
         )
         if holes >= 1000 and largest * 100 < lost:
             more += " Many small holes are typical of a filter."
-        return Verdict(action=True, sentence=sentence, more=more)
+        return PageVerdict(action=True, sentence=sentence, more=more)
     if not facts.objects and not facts.quarantine:
-        return Verdict(action=True, sentence="The selected part of this archive is empty.")
+        return PageVerdict(action=True, sentence="The selected part of this archive is empty.")
     more = ""
     if coming:
         more = f"{plural(coming, 'sequence')} beyond the watermark {'is' if coming == 1 else 'are'} not stored yet, "
         more += "which is normal while the capture runs."
     if bad:
-        return Verdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
+        return PageVerdict(action=True, sentence=f"No sequence is missing, but {kept}.", more=more)
     whole = "no sequence is missing"
     if not coming and len(facts.incarnations) == 1:
         whole = f"every sequence from {facts.incarnations[0].first:,} to {facts.incarnations[0].last:,} is stored"
-    return Verdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
+    return PageVerdict(action=False, sentence=f"Complete: {whole}, and nothing is in quarantine.", more=more)
 
 
-def findings(facts: Facts) -> Iterator[Finding]:
+def findings(facts: Facts) -> Iterator[PageFinding]:
     """Yield remarks, the most important first."""
     bad, total = facts.messages(facts.quarantine), facts.messages(facts.objects)
     if facts.others:
         said = f"{plural(facts.others, 'object')} in other formats than Parquet {'is' if facts.others == 1 else 'are'} "
         said += "not in this report. Sequences that they hold count as not stored."
-        yield Finding(action=False, text=said, chapter="coverage")
+        yield PageFinding(action=False, text=said, chapter="coverage")
     closed = [hole for incarnation in facts.incarnations for hole in incarnation.largest if not hole.open]
     if closed:
         hole = max(closed, key=lambda hole: hole.missing)
         said = f"The largest hole is {plural(hole.missing, 'sequence')}, from {hole.first:,}, between messages of "
         said += f"{moment(hole.after)} and {moment(hole.before)} UTC."
-        yield Finding(action=True, text=said, chapter="coverage")
+        yield PageFinding(action=True, text=said, chapter="coverage")
     if facts.reasons:
         said = f"{plural(bad, 'message')} in quarantine ({share(bad, bad + total)}). Most frequent reason: "
         said += f"{clipped(facts.reasons[0].error, 90)}."
-        yield Finding(action=True, text=said, chapter="quarantine")
+        yield PageFinding(action=True, text=said, chapter="quarantine")
     many = plural(len(facts.objects), "object")
     if figures.worth_compacting(facts):
         said = f"{many} could be about {figures.after_compaction(facts.objects):,}: run compaction."
-        yield Finding(action=True, text=said, chapter="objects")
+        yield PageFinding(action=True, text=said, chapter="objects")
     elif figures.small_for_good(facts):
         said = f"Most of {many} are small, and compaction would not help much."
-        yield Finding(action=False, text=said, chapter="objects")
+        yield PageFinding(action=False, text=said, chapter="objects")
     if copies := _copies(facts):
         said = f"{plural(copies, 'message')} stored twice. Readers return each once."
-        yield Finding(action=False, text=said, chapter="objects")
+        yield PageFinding(action=False, text=said, chapter="objects")
     if (again := facts.delivery.redelivered) * 20 > total:
         said = f"{plural(again, 'message')} ({share(again, total)}) {'was' if again == 1 else 'were'} delivered more "
-        yield Finding(action=False, text=f"{said}than once before being stored.", chapter="lateness")
+        yield PageFinding(action=False, text=f"{said}than once before being stored.", chapter="lateness")
     if late := facts.delivery.late:
         said = f"{plural(late, 'message')} ({share(late, total)}) arrived after the end of their bucket."
-        yield Finding(action=False, text=said, chapter="lateness")
+        yield PageFinding(action=False, text=said, chapter="lateness")
 
 
 def _copies(facts: Facts) -> int:

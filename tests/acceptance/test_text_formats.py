@@ -21,6 +21,7 @@ import pytest
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
@@ -278,7 +279,7 @@ def test_nothing_is_lost_and_nothing_is_half_there_after_a_kill_at_any_moment(
     report = asyncio.run(verify(config(server.url, root, **sections)))
     assert report.complete
     assert report.stored == count
-    assert not report.damaged
+    assert not report.paths(Kind.DAMAGED)
     found = {each["id"]: each["text"] for path in stored(root) for each in whole(root / path)}
     assert found == {each["id"]: each["text"] for each in values(count)}
     mark = watermark.decode((root / watermark.path(STREAM)).read_bytes())
@@ -315,16 +316,16 @@ def test_verify_finds_what_is_missing_or_damaged_in_text(nats_server: Start, tmp
     report = asyncio.run(verify(settings))
     assert not report.complete
     assert report.missing == 200
-    assert [each.path for each in report.damaged] == [third.path]
-    assert "99 rows, and its name says 100" in report.damaged[0].reason
+    assert [each.path for each in report.paths(Kind.DAMAGED)] == [third.path]
+    assert "99 rows, and its name says 100" in report.paths(Kind.DAMAGED)[0].reason
 
     assert text.count(b"orders.new,300,") == 1
     (root / third.path).write_bytes(text.replace(b"orders.new,300,", b"orders.new,299,"))
-    (damage,) = asyncio.run(verify(settings)).damaged
+    (damage,) = asyncio.run(verify(settings)).paths(Kind.DAMAGED)
     assert damage.path == third.path
     (root / third.path).write_bytes(text)
     (root / first.path).write_bytes(text)  # another object's content
-    (damage,) = asyncio.run(verify(settings)).damaged
+    (damage,) = asyncio.run(verify(settings)).paths(Kind.DAMAGED)
     assert damage.path == first.path
 
 

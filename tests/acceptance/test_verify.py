@@ -17,9 +17,11 @@ import pytest
 import yaml
 
 from jetcapture_py.archive import layout
+from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.archives import copy_to, strip
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import named_files, unchecked
 from tests.support.running import (
     CONSUMER,
     STREAM,
@@ -79,8 +81,9 @@ def test_json_says_the_same_for_programs(nats_server: Start, tmp_path: Path) -> 
     whole = run(path, "--json")
     found = json.loads(whole.stdout)
     assert whole.returncode == 0
-    assert (found["complete"], found["missing"], found["duplicates"], found["stored"]) == (True, 0, 0, 300)
-    assert (found["holes"], found["damaged"], found["foreign"]) == ([], [], [])
+    counts = found["counts"]
+    assert (found["verdict"], found["exit_code"], found["findings"]) == ("complete", 0, [])
+    assert (counts["missing"], counts["duplicates"], counts["stored"]) == (0, 0, 300)
     (victim,) = (tmp_path / "a").rglob("*.parquet")
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 4
@@ -88,10 +91,12 @@ def test_json_says_the_same_for_programs(nats_server: Start, tmp_path: Path) -> 
     broken = run(path, "--json", "--deep")
     found = json.loads(broken.stdout)
     assert broken.returncode == 1
-    assert (found["complete"], found["missing"]) == (False, 300)
-    assert [(hole["first"], hole["last"], hole["messages"]) for hole in found["holes"]] == [(1, 300, 300)]
-    assert [each["path"] for each in found["damaged"]] == [victim.relative_to(tmp_path / "a").as_posix()]
-    assert found["holes"][0]["first_time"].startswith("20")
+    assert (found["verdict"], found["exit_code"], found["counts"]["missing"]) == ("incomplete", 1, 300)
+    holes, damaged = (next(each for each in found["findings"] if each["kind"] == kind) for kind in ("holes", "damaged"))
+    assert (holes["severity"], damaged["severity"]) == ("failure", "failure")
+    assert [(hole["first"], hole["last"], hole["messages"]) for hole in holes["ranges"]] == [(1, 300, 300)]
+    assert [each["path"] for each in damaged["paths"]] == [victim.relative_to(tmp_path / "a").as_posix()]
+    assert holes["ranges"][0]["first_time"].startswith("20")
 
 
 def test_foreign_files_fail_only_a_strict_proof(nats_server: Start, tmp_path: Path) -> None:
@@ -119,9 +124,13 @@ def test_copies_a_watermark_from_the_future_and_an_object_without_checksums_are_
     for beginning in ("read twice: 100 messages ", "without checksums: ", "watermark: its time, 2100-01-01T00:00:00Z,"):
         assert len([line for line in found if line.startswith(beginning)]) == 1, strict.stdout
     data = json.loads(run(path, "--json").stdout)
-    assert (data["missing"], data["read_twice"], data["also_quarantined"]) == (0, 100, 0)
-    assert (data["unsigned"], data["unsigned_objects"]) == ([third.path], 1)
-    assert "in the future" in data["watermark"]["problem"]
+    listed = {each["kind"]: each for each in data["findings"]}
+    assert (data["counts"]["missing"], listed["read_twice"]["count"]) == (0, 100)
+    assert "quarantine" not in listed
+    unsigned = listed["without_checksums"]
+    assert (unsigned["severity"], unsigned["count"], unsigned["paths"]) == ("warning", 1, [{"path": third.path}])
+    assert (listed["watermark"]["severity"], data["exit_code"]) == ("failure", 1)
+    assert "in the future" in listed["watermark"]["summary"]
     assert run(path).returncode == 1
     assert second in objects(root)
 
@@ -206,9 +215,9 @@ def test_every_one_of_a_hundred_objects_that_was_tampered_with_is_found(
     report = asyncio.run(verify(load(path), deep=True))
     lost = {seq for name in victims for seq in held[name]}
     assert len(names) > 150
-    assert {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)} == lost
+    assert {seq for hole in report.ranges(Kind.HOLES) for seq in range(hole.first, hole.last + 1)} == lost
     assert (report.missing, report.stored) == (len(lost), 3000 - len(lost))
-    damaged, foreign = {problem.path for problem in report.damaged}, set(report.foreign)
+    damaged, foreign = {problem.path for problem in report.paths(Kind.DAMAGED)}, {*named_files(report, Kind.FOREIGN)}
     assert {name.path for index, name in enumerate(victims) if index % 4 in (1, 2)} <= damaged
     assert len(damaged) + len(foreign) == 75
     assert not damaged & {name.path for name in names if name not in victims}
@@ -266,7 +275,7 @@ def test_the_permissions_of_the_example_are_enough_and_what_is_missing_is_named(
         assert not report.proven
         assert not report.complete
         named = without.replace("*", "").lower()
-        assert any(named in note.lower() for note in report.unchecked), report.unchecked
+        assert any(named in note.lower() for note in unchecked(report)), unchecked(report)
 
 
 def test_the_consumer_in_the_examples_permissions_is_the_captures() -> None:

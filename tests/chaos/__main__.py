@@ -199,8 +199,10 @@ def _report(outcome: Outcome) -> None:
         f"{verdict.excused:,} messages were gone from the stream before they were captured; "
         f"slowest {verdict.slowest:.1f} s; {verdict.watermarks} watermarks"
     )
-    keys = ("complete", "stored", "missing", "duplicates", "damaged_objects", "foreign_files", "unchecked")
-    print(f"jetcapture verify: {', '.join(f'{key} {outcome.verified.get(key)}' for key in keys)}")
+    counts = ", ".join(f"{key} {count}" for key, count in outcome.verified.get("counts", {}).items())
+    print(f"jetcapture verify: {outcome.verified.get('verdict')}, {counts}")
+    for finding in outcome.verified.get("findings", []):
+        print(f"  {finding['kind']}: {finding['summary']}")
     for problem in outcome.problems:
         print(f"PROBLEM: {problem}")
     if not outcome.problems:

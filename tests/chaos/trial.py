@@ -109,8 +109,9 @@ def _text(error: BaseException) -> str:
 
 def _agrees(verified: Mapping[str, Any], verdict: Verdict) -> bool:
     """Whether `verify` comes to the same, of the archive and of the stream that is there now."""
-    clean = not any(verified[name] for name in ("exit", "missing", "damaged_objects", "foreign_files"))
-    return clean and verified["complete"] and (verified["stored"], verified["duplicates"]) == verdict.present
+    kinds, counts = {finding["kind"] for finding in verified["findings"]}, verified["counts"]
+    clean = not verified["exit"] and kinds.isdisjoint({"holes", "damaged", "foreign"})
+    return clean and verified["verdict"] == "complete" and (counts["stored"], counts["duplicates"]) == verdict.present
 
 
 def _ends(world: World, problems: list[str]) -> Counter[str]:

@@ -21,13 +21,14 @@ from jetcapture_py.config import model
 from jetcapture_py.errors import ConfigError
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.monitoring.metrics import SEALED_BY
-from jetcapture_py.verify.repair_report import Repair
+from jetcapture_py.verify.findings import Kind, Severity
+from jetcapture_py.verify.repair import Repair
 from spark_jobs.datasource.options import ReadOptions, WriteOptions
 from spark_jobs.publishing import login
 from tests.support.documents import PAGES, REPOSITORY, Block, blocks, every, first_cells, read, section
 from tests.support.running import settings
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
-from tests.unit.verify.test_report import COMPLETE, hole, with_holes
+from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
@@ -234,15 +235,14 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
     sample, repaired = blocks("docs/verify.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
-    assert COMPLETE.watermark is not None
     problem = "it promises everything up to 12000, but 4101 is not stored"
-    report = with_holes(
-        replace(hole(4101, 4200), first_time=first, last_time=last),
+    wrong = finding(Kind.WATERMARK, Severity.WARNING, problem)
+    report = replace(
+        with_holes(replace(hole(4101, 4200), first_time=first, last_time=last), more=(wrong,)),
         up_to=12_000,
         up_to_time=moment("12:00:00.123456"),
         objects=119,
         bytes=431_522,
-        watermark=replace(COMPLETE.watermark, seq=12_000, problem=problem),
     )
     assert sample.text == f"$ jetcapture verify config.yaml\n{report.as_text()}\n"
     command, verdict, *lines = repaired.text.splitlines()

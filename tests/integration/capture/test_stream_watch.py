@@ -18,6 +18,7 @@ from jetcapture_py.monitoring.status import Observed
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import Subject, api, plain, remove_last
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import losses_of
 from tests.support.running import capture_all, connection, rows, running, until
 
 Start = Callable[..., NatsServer]
@@ -179,6 +180,6 @@ def test_a_consumer_that_starts_after_the_streams_end_is_no_loss(nats_server: St
             assert state.stats.stream_losses.total() == 0
         async with Observed(settings) as observed:
             assert (await observed.status()).problems == ()
-        assert [loss.kind for loss in (await verify(settings)).losses] == []
+        assert [loss.kind for loss in losses_of(await verify(settings))] == []
 
     asyncio.run(scenario())

@@ -24,8 +24,8 @@ from jetcapture_py.capture.state import CaptureState
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.check import check
+from jetcapture_py.verify.findings import Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.report import Report
 from tests.integration.security import leaves
 from tests.support.running import CONSUMER, capture_all, config, rows, running, until
 

@@ -47,7 +47,7 @@ def test_what_was_stored_is_listed_and_proven(place: Place, suffix: str) -> None
     for deep in (False, True):
         found = surveyed(shelf, deep=deep)
         assert (found.objects, found.messages, len(found.quarantined), len(found.sequences)) == (4, 6, 1, 6)
-        assert (found.damaged, found.foreign) == ([], [])
+        assert (found.damaged.paths, found.foreign.paths) == ([], [])
 
 
 def test_another_streams_objects_are_none_of_this_one(place: Place) -> None:

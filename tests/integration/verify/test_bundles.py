@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.archive.bundles import bundle_text
+from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from jetcapture_py.verify.report import LayoutCount
 from tests.support.nats_server import NatsServer
 from tests.support.running import Message, capture_all, config, objects, publish
 
@@ -38,15 +38,17 @@ def test_a_bucket_in_three_layouts_is_complete_and_each_message_counts_once(nats
             await capture_all(settings)
         report = await verify(settings, deep=True)
         assert (report.complete, report.exit_code()) == (True, 0)
-        assert (report.stored, report.missing, report.read_twice) == (400, 0, 0)
-        assert report.duplicates == 3 * 400
-        counts = {each.bundles: each.objects for each in report.layouts}
+        assert (report.stored, report.missing, report.count(Kind.READ_TWICE)) == (400, 0, 0)
+        assert report.count(Kind.DUPLICATES) == 3 * 400
+        names = {number: f"in {number} bundles" if number else "under keys" for number in numbers}
+        counts = {number: report.layouts[name] for number, name in names.items()}
+        assert len(report.layouts) == len(numbers)
         assert set(counts) == set(numbers)
         assert sum(counts.values()) == len(objects(root)) == report.objects
         (line,) = (line for line in report.as_text().splitlines() if line.startswith("layouts: "))
         assert line.startswith(f"layouts: {counts[0]} objects under keys, ")
         assert f"{counts[16]} objects in 16 bundles" in line
-        assert {"bundles": 16, "objects": counts[16]} in json.loads(report.as_json())["layouts"]
+        assert json.loads(report.as_json())["layouts"]["in 16 bundles"] == counts[16]
 
     asyncio.run(scenario())
 
@@ -60,8 +62,8 @@ def test_text_objects_in_bundles_are_proven_by_their_rows(nats_server: Start, tm
         settings = config(server.url, root, key="{subject[1]}", decode={"format": "json"}, block=block)
         await capture_all(settings)
         report = await verify(settings)
-        assert (report.complete, report.stored, report.damaged) == (True, 400, ())
-        assert report.layouts == (LayoutCount(bundles=None, objects=len(objects(root))),)
+        assert (report.complete, report.stored, report.paths(Kind.DAMAGED)) == (True, 400, ())
+        assert report.layouts == {"in an unknown number of bundles": len(objects(root))}
         victim = objects(root)[0]
         (root / victim.path).unlink()
         assert (await verify(settings)).missing == victim.rows
@@ -81,7 +83,9 @@ def test_an_object_in_the_directory_of_another_number_of_bundles_is_damaged(nats
             (root / name.path).rename(moved)
         report = await verify(settings)
         assert not report.complete
-        assert [each.reason.partition(",")[0] for each in report.damaged] == ["its footer says bundles '4'"] * 2
+        assert [each.reason.partition(",")[0] for each in report.paths(Kind.DAMAGED)] == [
+            "its footer says bundles '4'"
+        ] * 2
 
     asyncio.run(scenario())
 
@@ -98,7 +102,7 @@ def test_an_object_in_another_bundle_is_damaged_because_readers_by_key_miss_it(
         moved = Path(str(root / name.path).replace("bundle=1", "bundle=2"))
         (root / name.path).rename(moved)
         report = await verify(settings)
-        (damaged,) = report.damaged
+        (damaged,) = report.paths(Kind.DAMAGED)
         assert (damaged.path, report.missing) == (str(moved.relative_to(root)), name.rows)
         assert damaged.reason.endswith("' of bundle 1: it was moved or renamed")
         _, repair = await verify_and_repair(settings)

@@ -12,17 +12,17 @@ import pytest
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.jetstream import pulls
-from jetcapture_py.verify import lost
+from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.holes import Details
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.repair import verify_and_repair
-from jetcapture_py.verify.report import Report
 from tests.integration.capture.test_watermark import filtered
 from tests.integration.verify.test_proof import captured, holes, orders, remove
 from tests.support import losses
 from tests.support.losses import Filtered
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import losses_of, spans
 from tests.support.running import CONSUMER, STREAM, capture_all, connection, objects, publish, rows
 
 Start = Callable[..., NatsServer]
@@ -37,7 +37,7 @@ def everything(seqs: Sequences) -> set[int]:
 
 def doubtful(report: Report) -> set[int]:
     """Messages that a change of filters may have skipped."""
-    ranges = [pair for loss in report.losses if loss.kind == lost.FILTERS for pair in loss.ranges]
+    ranges = [pair for loss in losses_of(report) if loss.kind == Kind.FILTERS for pair in spans(loss.ranges)]
     return {seq for first, last in ranges for seq in range(first, last + 1)}
 
 
@@ -114,8 +114,8 @@ def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server:
         async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
             (root / watermark.path(STREAM)).unlink()
             report = await verify(settings)
-        (loss,) = report.losses
-        assert (loss.kind, loss.ranges) == (lost.UNKNOWN_FILTERS, ((1, 20),))
+        (loss,) = losses_of(report)
+        assert (loss.kind, spans(loss.ranges)) == (Kind.UNKNOWN_FILTERS, ((1, 20),))
         assert report.as_text().startswith("complete, but the consumer's earlier filters are unknown: every one of 20")
         assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
@@ -152,9 +152,10 @@ def histories(
 def test_no_history_of_filters_and_bundles_raises_an_alarm(histories: Histories, seed: int) -> None:
     for subject, _ in histories(seed):
         report = asyncio.run(verify(subject.settings, deep=True))
-        assert (report.exit_code(), report.missing, report.damaged) == (0, 0, ()), report.as_text()
-        assert report.complete is not report.undecided, report.as_text()
-        assert {loss.kind for loss in report.losses} <= {lost.FILTERS}, report.as_text()
+        assert (report.exit_code(), report.missing, report.paths(Kind.DAMAGED)) == (0, 0, ()), report.as_text()
+        assert report.proven
+        assert report.complete is not bool(report.of(Kind.FILTERS)), report.as_text()
+        assert {loss.kind for loss in losses_of(report)} <= {Kind.FILTERS}, report.as_text()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -172,7 +173,7 @@ def test_every_message_of_lost_objects_is_named_whatever_filters_and_bundles_the
             assert not report.as_text().startswith("complete"), report.as_text()
             assert report.exit_code(strict=True) == 1
         asyncio.run(verify_and_repair(subject.settings))
-        for damaged in report.damaged:
+        for damaged in report.paths(Kind.DAMAGED):
             (subject.archive / damaged.path).unlink()
         report = asyncio.run(verify(subject.settings))
         assert report.exit_code(strict=True) == 0, report.as_text()

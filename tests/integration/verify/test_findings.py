@@ -17,11 +17,12 @@ from nats.js.api import StreamConfig
 
 from jetcapture_py.archive import layout, watermark
 from jetcapture_py.store import LocalStore
+from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.report import Report
 from tests.integration.verify.test_proof import KEYED, captured, each_layout, orders  # noqa: F401 - a fixture
 from tests.support.archives import by_place, copy_to, merge, strip
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import named_files, watermark_problems
 from tests.support.running import (
     STREAM,
     capture_all,
@@ -52,19 +53,27 @@ def test_copies_under_another_key_are_named_and_fail(nats_server: Start, tmp_pat
             other = copy_to(root, name, key="elsewhere")
             report = await verify(settings)
         assert (report.complete, report.missing) == (True, 0)
-        assert (report.read_twice, report.duplicates) == (name.rows, name.rows)
+        assert (report.count(Kind.READ_TWICE), report.count(Kind.DUPLICATES)) == (name.rows, name.rows)
         assert (report.exit_code(), report.exit_code(strict=True)) == (1, 1)
-        assert [each.seq for each in report.copies] == pq.ParquetFile(root / name.path).read([layout.SEQ])[
-            0
-        ].to_pylist()
-        assert {each.paths for each in report.copies} == {tuple(sorted((name.path, other.path)))}
+        assert [each.first for each in report.ranges(Kind.READ_TWICE)] == pq.ParquetFile(root / name.path).read(
+            [layout.SEQ]
+        )[0].to_pylist()
+        assert {each.paths for each in report.ranges(Kind.READ_TWICE)} == {tuple(sorted((name.path, other.path)))}
         assert report.as_text().startswith(f"complete, but {name.rows} messages are read twice: every one of 300 ")
-        (line,) = lines(report, "read twice: ")
-        assert 'read_archive(dedupe="full") reads them once' in line
-        found = json.loads(report.as_json())
-        assert found["copies"][0] == {
-            "seq": report.copies[0].seq,
-            "time": report.copies[0].time.isoformat().replace("+00:00", "Z"),
+        assert len(lines(report, "read twice: ")) == 1
+        assert len(lines(report, '  read_archive(dedupe="full") reads them once')) == 1
+        (finding,) = report.of(Kind.READ_TWICE)
+        time = finding.ranges[0].first_time
+        assert time is not None
+        seq, text = finding.ranges[0].first, time.isoformat().replace("+00:00", "Z")
+        listed = json.loads(report.as_json())["findings"][0]
+        assert (listed["kind"], listed["severity"], listed["count"]) == ("read_twice", "failure", name.rows)
+        assert listed["ranges"][0] == {
+            "first": seq,
+            "last": seq,
+            "messages": 1,
+            "first_time": text,
+            "last_time": text,
             "paths": sorted((name.path, other.path)),
         }
 
@@ -81,7 +90,7 @@ def test_copies_in_another_bucket_are_found_when_the_interval_was_changed(nats_s
         again = {"consumer": "again"}
         await capture_all(config(server.url, root, key="{subject[1]}", block={"interval": "1s"}, source=again))
         report = await verify(config(server.url, root, **KEYED))
-        assert (report.read_twice, report.exit_code()) == (90, 1)
+        assert (report.count(Kind.READ_TWICE), report.exit_code()) == (90, 1)
         assert len({name.bucket for name in objects(root)}) > 1
 
     asyncio.run(scenario())
@@ -95,7 +104,7 @@ def test_copies_in_one_key_and_bucket_are_not_read_twice(nats_server: Start, tmp
             for names in by_place(objects(root)):
                 merge(root, names, keep=True)
             report = await verify(settings)
-        assert (report.duplicates, report.read_twice, report.exit_code()) == (900, 0, 0)
+        assert (report.count(Kind.DUPLICATES), report.count(Kind.READ_TWICE), report.exit_code()) == (900, 0, 0)
 
     asyncio.run(scenario())
 
@@ -107,11 +116,15 @@ def test_of_a_message_in_archive_and_quarantine_each_is_read_once(nats_server: S
             name = objects(root)[0]
             copy_to(root, name, key=None, quarantine=True)
             report = await verify(settings)
-            assert (report.read_twice, report.also_quarantined, report.exit_code(strict=True)) == (0, name.rows, 0)
+            assert (report.count(Kind.READ_TWICE), report.count(Kind.QUARANTINE), report.exit_code(strict=True)) == (
+                0,
+                name.rows,
+                0,
+            )
             assert lines(report, f"quarantine: {name.rows} messages are also in the archive")
             copy_to(root, name, key=None, quarantine=True, bucket=name.bucket + 900)
             report = await verify(settings)
-            assert (report.read_twice, report.exit_code()) == (name.rows, 1)
+            assert (report.count(Kind.READ_TWICE), report.exit_code()) == (name.rows, 1)
             assert report.quarantined == name.rows
 
     asyncio.run(scenario())
@@ -125,11 +138,11 @@ def test_messages_of_an_earlier_life_with_the_same_sequences_are_no_copies(nats_
                 await client.jetstream().delete_stream(STREAM)
             await publish(server.url, orders(300, "b"))
             await capture_all(settings)
-            assert (await verify(settings)).read_twice == 0
+            assert (await verify(settings)).count(Kind.READ_TWICE) == 0
             (root / watermark.path(STREAM)).unlink()
             server.kill()
             report = await verify(settings)  # and now nothing tells the lives apart but the timestamps
-        assert (report.duplicates, report.read_twice) == (300, 0)
+        assert (report.count(Kind.DUPLICATES), report.count(Kind.READ_TWICE)) == (300, 0)
 
     asyncio.run(scenario())
 
@@ -152,8 +165,8 @@ def test_few_copies_among_many_are_told_exactly(
         expected = sorted(
             seq for name in chosen for seq in pq.ParquetFile(root / name.path).read([layout.SEQ])[0].to_pylist()
         )
-        assert [each.seq for each in report.copies] == expected
-        assert report.read_twice == len(expected)
+        assert [each.first for each in report.ranges(Kind.READ_TWICE)] == expected
+        assert report.count(Kind.READ_TWICE) == len(expected)
 
     monkeypatch.setattr("jetcapture_py.verify.ranges.CHUNK", 1 << 8)
     monkeypatch.setattr("jetcapture_py.verify.ranges._BITS", 8)
@@ -208,7 +221,7 @@ def test_a_watermarks_time_that_pending_messages_belie_fails(nats_server: Start,
             for time in (datetime.now(UTC), datetime.now(UTC) + timedelta(days=300)):
                 store.write_note(watermark.path(STREAM), replace(found, time=time).encode())
                 report = await verify(settings)
-                (line,) = lines(report, "watermark: ")
+                line = watermark_problems(report)
                 assert "but 100 earlier messages of the stream are not stored, starting with 301" in line
                 assert ("in the future" in line) == (time > datetime.now(UTC) + timedelta(minutes=1))
                 assert (report.complete, report.missing, report.exit_code()) == (False, 0, 1)
@@ -279,8 +292,12 @@ def test_an_object_that_was_written_again_without_checksums_is_named_and_fails_a
             strip(root / name.path)
             for deep in (False, True):
                 report = await verify(settings, deep=deep)
-                assert (report.complete, report.damaged, report.unsigned) == (True, (), (name.path,))
-                assert report.unsigned_objects == 1
+                assert (report.complete, report.paths(Kind.DAMAGED), named_files(report, Kind.UNSIGNED)) == (
+                    True,
+                    (),
+                    (name.path,),
+                )
+                assert report.count(Kind.UNSIGNED) == 1
                 assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
                 assert len(lines(report, "without checksums: ")) == 1
                 assert f"  {name.path}" in report.as_text().splitlines()

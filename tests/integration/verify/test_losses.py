@@ -17,11 +17,11 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import pulls, source
 from jetcapture_py.transform import envelope
-from jetcapture_py.verify import lost
+from jetcapture_py.verify.findings import LOSSES, Finding, Kind, Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.report import Report
 from tests.support.losses import HISTORIES, INJURIES, Subject, api, flip, plain, remove_inside, remove_last, wipe
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import losses_of, spans, unchecked
 from tests.support.rewinds import rewound
 from tests.support.running import Message, capture_all, config, connection, publish, rows, until
 
@@ -34,14 +34,14 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range
 
 def named(report: Report, *kinds: str) -> set[int]:
     """The sequences in the report's losses of these kinds."""
-    wanted = [each for each in report.losses if each.kind in kinds]
-    found = {seq for each in wanted for first, last in each.ranges for seq in range(first, last + 1)}
+    wanted = [each for each in losses_of(report) if each.kind in kinds]
+    found = {seq for each in wanted for first, last in spans(each.ranges) for seq in range(first, last + 1)}
     assert all(each.summary and each.action and each.range_count == len(each.ranges) for each in wanted)
     return found
 
 
-def only(report: Report, kind: str) -> lost.Loss:
-    (found,) = [each for each in report.losses if each.kind == kind]
+def only(report: Report, kind: str) -> Finding:
+    (found,) = [each for each in losses_of(report) if each.kind == kind]
     return found
 
 
@@ -119,20 +119,20 @@ def test_whatever_an_injured_server_lost_is_named(nats_server: Start, tmp_path: 
 
 async def judged(subject: Subject, report: Report, injury: object) -> str:
     """Compare the report with the stream as it is; how the injury was named."""
-    kinds = {each.kind for each in report.losses}
+    kinds = {each.kind for each in losses_of(report)}
     if injury is wipe:
-        assert only(report, lost.LOST_STREAM).messages == len(subject.published), report.as_text()
+        assert only(report, Kind.LOST_STREAM).count == len(subject.published), report.as_text()
         return "lost_stream"
     now = await subject.held()
     gone = {seq for seq, was in subject.published.items() if now.get(seq) != was}
-    failing = named(report, *lost.FAILING)
-    removed = named(report, lost.REMOVED)
+    failing = named(report, *LOSSES)
+    removed = named(report, Kind.REMOVED)
     assert failing | removed == gone, (injury, report.as_text())
     assert not failing & removed, report.as_text()
     assert report.exit_code() == (1 if failing else 0), report.as_text()
     last = (await stream_info(subject))["state"]["last_seq"]
     beyond = {seq for seq in gone if seq > last}
-    assert named(report, lost.REWIND) == beyond
+    assert named(report, Kind.REWIND) == beyond
     return ", ".join(sorted(kinds)) or "unharmed"
 
 
@@ -148,16 +148,16 @@ def test_a_rewind_is_named_and_later_a_fork_of_which_the_archive_has_both_messag
         server, subject = await one(nats_server, tmp_path)
         last = await rewind(subject)
         report = await verify(subject.settings)
-        assert named(report, lost.REWIND) == set(range(last + 1, 401))
+        assert named(report, Kind.REWIND) == set(range(last + 1, 401))
         assert report.exit_code() == 1
         assert f"rewind: the stream ends at {last}, but the archive has " in report.as_text()
         async with connection(server.url) as client:
             await subject.publish(client, 401 - last, mark=b"new")
         await subject.capture()
         for report in (await verify(subject.settings), await verify(subject.settings, content=True)):
-            assert named(report, lost.FORK) == set(range(last + 1, 401))
-            assert {each.kind for each in report.losses} == {lost.FORK}
-            assert (report.duplicates, report.exit_code(), report.exit_code(strict=True)) == (0, 0, 1)
+            assert named(report, Kind.FORK) == set(range(last + 1, 401))
+            assert {each.kind for each in losses_of(report)} == {Kind.FORK}
+            assert (report.count(Kind.DUPLICATES), report.exit_code(), report.exit_code(strict=True)) == (0, 0, 1)
         stored = rows(tmp_path / subject.name)
         assert len(stored) == 400 + 401 - last
         both = [row[layout.PAYLOAD][:3] for row in stored if row[layout.SEQ] == 400]
@@ -177,9 +177,9 @@ def test_a_fork_whose_messages_are_stored_in_different_formats_is_no_differing_c
         block = subject.settings.block.model_copy(update={"format": "ndjson"})
         await capture_all(subject.settings.model_copy(update={"block": block}))
         report = await verify(subject.settings, content=True)
-        assert named(report, lost.FORK) == set(range(last + 1, 401))
-        assert {each.kind for each in report.losses} == {lost.FORK}
-        assert any("not Parquet" in each for each in report.unchecked)
+        assert named(report, Kind.FORK) == set(range(last + 1, 401))
+        assert {each.kind for each in losses_of(report)} == {Kind.FORK}
+        assert any("not Parquet" in each for each in unchecked(report))
 
     asyncio.run(scenario())
 
@@ -197,9 +197,9 @@ def test_a_flipped_bit_that_the_server_does_not_notice_is_found_in_the_content(
         place = data.index(b"a 000100 a 000100") + random.Random(7).randrange(9)
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         await asyncio.to_thread(server.start)
-        assert (await verify(subject.settings)).losses == ()
+        assert losses_of(await verify(subject.settings)) == ()
         report = await verify(subject.settings, content=True)
-        assert 101 in named(report, lost.CONTENT, lost.LATE_HOLE), report.as_text()
+        assert 101 in named(report, Kind.CONTENT, Kind.LATE_HOLE), report.as_text()
         assert report.exit_code() == 1
 
     asyncio.run(scenario())
@@ -217,13 +217,13 @@ def test_messages_that_the_server_reports_as_lost_are_a_late_hole_until_its_next
         await asyncio.to_thread(server.start)
         gone = set(subject.published) - set(await subject.held())
         report = await verify(subject.settings)
-        assert named(report, lost.LATE_HOLE) == gone
-        assert "the server reports them as lost" in only(report, lost.LATE_HOLE).summary
+        assert named(report, Kind.LATE_HOLE) == gone
+        assert "the server reports them as lost" in only(report, Kind.LATE_HOLE).summary
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
         report = await verify(subject.settings)
-        assert named(report, lost.REMOVED) == gone
-        assert "does not record whether they were deleted or lost" in only(report, lost.REMOVED).summary
+        assert named(report, Kind.REMOVED) == gone
+        assert "does not record whether they were deleted or lost" in only(report, Kind.REMOVED).summary
         assert report.exit_code() == 0
 
     asyncio.run(scenario())
@@ -253,9 +253,9 @@ def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path: Path,
         for each, (history, changes) in zip(subjects, chosen, strict=True):
             for content in (False, True):
                 report = await verify(each.settings, content=content)
-                assert {loss.kind for loss in report.losses} <= {lost.REMOVED}, (history, changes, report.as_text())
+                assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}, (history, changes, report.as_text())
                 # a server that is killed may bring back messages that were gone before they could be captured
-                holes = {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)}
+                holes = {seq for hole in report.ranges(Kind.HOLES) for seq in range(hole.first, hole.last + 1)}
                 assert not holes or "max_msgs_per_subject" in changes, report.as_text()
                 assert not holes & set(each.published), report.as_text()
                 assert report.exit_code() == (1 if holes else 0), (history, changes, report.as_text())
@@ -284,7 +284,7 @@ def test_deleted_messages_of_mirrors_and_of_what_they_mirror_raise_no_alarm(nats
         for each in (origin, mirror, both):
             report = await verify(each.settings, content=True)
             assert report.exit_code() == 0, report.as_text()
-            assert {loss.kind for loss in report.losses} <= {lost.REMOVED}
+            assert {loss.kind for loss in losses_of(report)} <= {Kind.REMOVED}
         assert named(report) == set()
 
     asyncio.run(scenario())
@@ -299,7 +299,7 @@ def test_messages_that_the_filters_no_longer_select_raise_no_alarm(nats_server: 
             body = {"stream_name": subject.name, "config": changed, "action": "update"}
             await api(client, f"CONSUMER.CREATE.{subject.name}.archive.S1.1", body)
         report = await verify(subject.settings, content=True)
-        assert (report.losses, report.content_compared, report.exit_code()) == ((), 400, 0)
+        assert (losses_of(report), report.compared, report.exit_code()) == ((), 400, 0)
 
     asyncio.run(scenario())
 
@@ -327,7 +327,7 @@ def test_the_content_of_unusual_messages_is_as_archived(
         settings = config(server.url, tmp_path / "a", **sections)
         await capture_all(settings)
         report = await verify(settings, content=True)
-        assert (report.losses, report.content_compared, report.exit_code()) == ((), report.stored, 0)
+        assert (losses_of(report), report.compared, report.exit_code()) == ((), report.stored, 0)
 
     asyncio.run(scenario())
 
@@ -371,7 +371,7 @@ def test_headers_that_a_server_adds_for_a_pinned_client_are_no_content(
         assert sum("Nats-Pin-Id" in str(row[layout.HEADERS]) for row in rows(tmp_path / "earlier")) == 100
         for settings in (today, earlier):
             report = await verify(settings, content=True)
-            assert (report.losses, report.content_compared, report.exit_code(strict=True)) == ((), report.stored, 0)
+            assert (losses_of(report), report.compared, report.exit_code(strict=True)) == ((), report.stored, 0)
 
     asyncio.run(scenario())
 
@@ -392,8 +392,8 @@ def test_a_rewind_that_messages_of_other_subjects_have_overtaken_is_not_only_cal
         publish_and_capture("b", "a", "b", "b")
     publish_and_capture("a", "b", "b", "a")
     report = asyncio.run(verify(settings, content=True))
-    assert named(report, lost.LATE_HOLE) == {5}
-    assert only(report, lost.LATE_HOLE).summary.endswith(
+    assert named(report, Kind.LATE_HOLE) == {5}
+    assert only(report, Kind.LATE_HOLE).summary.endswith(
         "or it gave their sequences to messages of other subjects after a rewind"
     )
 
@@ -418,7 +418,7 @@ def test_a_stream_that_grows_during_the_proof_has_no_rewind(
         monkeypatch.setattr(proof, "_survey", late)
         for content in (False, True):
             report = await verify(subject.settings, content=content)
-            assert (report.losses, report.exit_code()) == ((), 0)
+            assert (losses_of(report), report.exit_code()) == ((), 0)
 
     asyncio.run(scenario())
 
@@ -434,7 +434,7 @@ def test_a_flipped_bit_in_a_killed_servers_file_is_a_late_hole(nats_server: Star
         gone = set(subject.published) - set(await subject.held())
         report = await verify(subject.settings)
         assert gone
-        assert named(report, *lost.FAILING) == gone, report.as_text()
+        assert named(report, *LOSSES) == gone, report.as_text()
         assert report.exit_code() == 1
 
     asyncio.run(scenario())

@@ -12,9 +12,10 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import ConfigError
+from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.report import Report
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import losses_of, named_files, unchecked
 from tests.support.running import STREAM, capture_all, config, connection, objects, publish, publish_and_capture
 
 Start = Callable[..., NatsServer]
@@ -58,14 +59,14 @@ def test_what_a_writer_reads_is_proven_by_its_rows(nats_server: Start, tmp_path:
     found = proof(settings)
     assert found.complete
     assert found.stored == 60
-    assert not any("names" in note for note in found.unchecked)
+    assert not any("names" in note for note in unchecked(found))
     first, second = objects(tmp_path / "archive")
     lines = (tmp_path / "archive" / first.path).read_bytes().splitlines(keepends=True)
     for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1]):
         (tmp_path / "archive" / first.path).write_bytes(b"".join(broken))
         found = proof(settings)
         assert not found.complete
-        assert [each.path for each in found.damaged] == [first.path]
+        assert [each.path for each in found.paths(Kind.DAMAGED)] == [first.path]
         assert found.missing == 30
     (tmp_path / "archive" / first.path).write_bytes(b"".join(lines))
     (tmp_path / "archive" / second.path).unlink()
@@ -79,7 +80,7 @@ def test_what_a_writer_does_not_read_holds_what_its_name_says_and_the_report_say
     found = proof(settings)
     assert found.complete
     assert found.stored == 60
-    assert any(note.startswith("1 object in a format whose writer does not read") for note in found.unchecked)
+    assert any(note.startswith("1 object: their custom writer has no `read`, so only") for note in unchecked(found))
 
 
 def test_an_earlier_stream_in_a_format_that_nothing_reads_is_not_taken_for_a_rewind(
@@ -95,8 +96,8 @@ def test_an_earlier_stream_in_a_format_that_nothing_reads_is_not_taken_for_a_rew
 
     asyncio.run(again())
     found = proof(settings)
-    assert (found.losses, found.exit_code()) == ((), 0)
-    assert "what the server has lost: of some objects, only the names could be checked" in found.unchecked
+    assert (losses_of(found), found.exit_code()) == ((), 0)
+    assert "what the server has lost: of some objects, only the names could be checked" in unchecked(found)
 
 
 def test_an_object_that_nothing_reads_proves_nothing_where_its_name_leaves_it_open(
@@ -113,7 +114,7 @@ def test_a_file_in_a_format_that_the_configuration_does_not_name_is_foreign(nats
     (name,) = objects(tmp_path / "archive")
     other = settings.model_copy(update={"block": settings.block.model_copy(update={"format": "parquet"})})
     found = proof(other)
-    assert found.foreign == (name.path,)
+    assert named_files(found, Kind.FOREIGN) == (name.path,)
     assert found.missing == 60
     assert name.path.startswith(STREAM)
 

@@ -24,11 +24,12 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import range_reader
 from jetcapture_py.store import LocalStore
 from jetcapture_py.verify import scan
+from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.report import Report
 from tests.support import s3
 from tests.support.archives import by_place, encoded, merge, put
 from tests.support.nats_server import NatsServer
+from tests.support.proofs import named_files, unchecked, watermark_problems
 from tests.support.running import (
     CONSUMER,
     STREAM,
@@ -76,14 +77,14 @@ def remove(root: Path, *names: ObjectName) -> set[int]:
 
 def holes(report: Report) -> set[int]:
     """The sequences in the report's holes, when they are whole ranges."""
-    found = {seq for hole in report.holes for seq in range(hole.first, hole.last + 1)}
-    assert len(found) == report.missing == sum(hole.messages or 0 for hole in report.holes)
+    found = {seq for hole in report.ranges(Kind.HOLES) for seq in range(hole.first, hole.last + 1)}
+    assert len(found) == report.missing == sum(hole.messages or 0 for hole in report.ranges(Kind.HOLES))
     return found
 
 
 def gaps(report: Report) -> set[int]:
-    found = {seq for gap in report.gaps for seq in range(gap.first, gap.last + 1)}
-    assert len(found) == report.gap_sequences
+    found = {seq for gap in report.ranges(Kind.GAPS) for seq in range(gap.first, gap.last + 1)}
+    assert len(found) == report.count(Kind.GAPS)
     return found
 
 
@@ -110,11 +111,16 @@ def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: Path) 
         assert report.complete
         assert (report.stored, report.ack_floor, report.up_to) == (1000, 1000, 1000)
         assert report.up_to_time == last[layout.TIMESTAMP]
-        assert (report.missing, report.duplicates, report.damaged, report.foreign) == (0, 0, (), ())
-        assert (report.holes, report.gaps, report.unchecked, report.older) == ((), (), (), 0)
+        assert (
+            report.missing,
+            report.count(Kind.DUPLICATES),
+            report.paths(Kind.DAMAGED),
+            report.paths(Kind.FOREIGN),
+        ) == (0, 0, (), ())
+        assert (report.ranges(Kind.HOLES), report.ranges(Kind.GAPS), unchecked(report), report.older) == ((), (), [], 0)
         assert report.objects == len(objects(tmp_path / "a")) > 20
         assert report.watermark is not None
-        assert (report.watermark.seq, report.watermark.problem) == (1000, "")
+        assert (report.watermark.seq, watermark_problems(report)) == (1000, "")
         assert report.as_text().startswith("complete: every one of 1,000 messages up to sequence 1000 (20")
 
     asyncio.run(scenario())
@@ -129,14 +135,14 @@ def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: Start,
             lost = remove(tmp_path / "a", victim)
             report = await verify(settings)
         assert holes(report) == lost
-        for hole in report.holes:
+        for hole in report.ranges(Kind.HOLES):
             assert (hole.first_time, hole.last_time) == (times[hole.first], times[hole.last])
             assert not {hole.first - 1, hole.last + 1} & lost
         assert not report.complete
         assert report.proven
         assert report.missing == victim.rows
         assert report.watermark is not None
-        assert f"{victim.first_seq} is not" in report.watermark.problem
+        assert f"{victim.first_seq} is not" in watermark_problems(report)
 
     asyncio.run(scenario())
 
@@ -169,7 +175,7 @@ def test_messages_that_the_filters_leave_out_are_not_missing(nats_server: Start,
             report = await verify(settings)
         assert stored == {seq for seq in range(1, 2001) if seq % 20 in (1, 3)}
         assert (report.missing, report.stored) == (len(lost), 200 - len(lost))
-        assert {seq for seq in stored for hole in report.holes if hole.first <= seq <= hole.last} >= lost
+        assert {seq for seq in stored for hole in report.ranges(Kind.HOLES) if hole.first <= seq <= hole.last} >= lost
 
     asyncio.run(scenario())
 
@@ -235,11 +241,11 @@ def test_copies_are_counted_and_nothing_is_missing(nats_server: Start, tmp_path:
             merge(tmp_path / "a", names[:2], keep=True)
             report = await verify(settings)
             assert report.complete
-            assert report.duplicates == names[0].rows + names[1].rows
-            assert f"duplicates: {report.duplicates} further copies; readers drop them" in report.as_text()
+            assert report.count(Kind.DUPLICATES) == names[0].rows + names[1].rows
+            assert f"duplicates: {report.count(Kind.DUPLICATES)} further copies; readers drop them" in report.as_text()
             (tmp_path / "a" / names[0].path).write_bytes(b"no object")
             report = await verify(settings)
-            assert (report.missing, report.duplicates, report.damaged_objects) == (0, names[1].rows, 1)
+            assert (report.missing, report.count(Kind.DUPLICATES), report.count(Kind.DAMAGED)) == (0, names[1].rows, 1)
             assert (report.complete, report.exit_code()) == (False, 1)
 
     asyncio.run(scenario())
@@ -254,7 +260,7 @@ def test_compacted_objects_hold_what_their_sources_held(nats_server: Start, tmp_
                 merge(tmp_path / "a", names)
             report = await verify(settings, deep=True)
             assert report.complete
-            assert (report.objects, report.duplicates, report.stored) == (len(places), 0, 600)
+            assert (report.objects, report.count(Kind.DUPLICATES), report.stored) == (len(places), 0, 600)
             lost = remove(tmp_path / "a", objects(tmp_path / "a")[1])
             assert holes(await verify(settings)) == lost
 
@@ -280,7 +286,7 @@ def test_objects_that_compaction_moves_meanwhile_are_found_again(
         assert len(names) > 4
         assert report.complete
         assert report.objects == 3
-        assert (report.stored, report.duplicates) == (400, 0)
+        assert (report.stored, report.count(Kind.DUPLICATES)) == (400, 0)
 
     asyncio.run(scenario())
 
@@ -293,9 +299,9 @@ def test_a_hole_is_closed_by_capturing_it_again_with_another_consumer(nats_serve
             damaged.write_bytes(damaged.read_bytes()[:-1])
             report = await verify(settings)
             assert report.missing == names[5].rows
-            for problem in report.damaged:
+            for problem in report.paths(Kind.DAMAGED):
                 (tmp_path / "a" / problem.path).unlink()
-            first = {"deliver_policy": "by_start_sequence", "start_sequence": report.holes[0].first}
+            first = {"deliver_policy": "by_start_sequence", "start_sequence": report.ranges(Kind.HOLES)[0].first}
             await capture_all(config(server.url, tmp_path / "a", **KEYED, source={"consumer": "repair", **first}))
             report = await verify(settings)
         assert report.complete
@@ -321,7 +327,7 @@ def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_server: S
             await capture_all(settings)
             report = await verify(settings)
             assert report.complete
-            assert (report.stored, report.older, report.duplicates) == (200, 300, 0)
+            assert (report.stored, report.older, report.count(Kind.DUPLICATES)) == (200, 300, 0)
             assert "300 messages of earlier incarnations" in report.as_text()
             lost = remove(tmp_path / "a", min(set(objects(tmp_path / "a")) - before, key=lambda name: name.path))
             assert holes(await verify(settings)) == lost
@@ -339,7 +345,7 @@ def test_lives_that_compaction_has_merged_are_told_apart_by_their_times(nats_ser
                 merge(tmp_path / "a", [name for name in names if name.bucket == bucket])
             report = await verify(settings)
             assert report.complete
-            assert (report.stored, report.older, report.duplicates) == (200, 300, 0)
+            assert (report.stored, report.older, report.count(Kind.DUPLICATES)) == (200, 300, 0)
             await recreate(server.url, orders(50, "a"))
             await capture_all(settings)
             report = await verify(settings)
@@ -382,7 +388,7 @@ def test_below_the_streams_first_message_there_are_only_gaps(nats_server: Start,
                 await client.jetstream().purge_stream(STREAM, seq=440)
             report = await verify(settings)
             assert report.complete
-            assert report.gaps == ()
+            assert report.ranges(Kind.GAPS) == ()
             names = objects(tmp_path / "a")
             lost = remove(tmp_path / "a", next(name for name in names if name.first_seq == 201))
             report = await verify(settings)
@@ -427,7 +433,7 @@ def test_a_work_queue_is_checked_for_continuity(nats_server: Start, tmp_path: Pa
         await capture_all(settings)
         report = await verify(settings)
         assert report.complete
-        assert any("retention workqueue" in note for note in report.unchecked)
+        assert any("retention workqueue" in note for note in unchecked(report))
         lost = remove(tmp_path / "a", objects(tmp_path / "a")[2])
         report = await verify(settings)
         assert gaps(report) == lost
@@ -450,10 +456,10 @@ def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_server: St
                 server.kill()
             report = await verify(settings)
         assert (report.complete, report.proven, report.exit_code()) == (False, False, 1)
-        assert (report.holes, report.missing) == ((), 0)
+        assert (report.ranges(Kind.HOLES), report.missing) == ((), 0)
         assert gaps(report) == lost
         assert report.as_text().startswith("NOT proven: 250 messages")
-        assert any(note.startswith("the stream: ") for note in report.unchecked)
+        assert any(note.startswith("the stream: ") for note in unchecked(report))
 
     asyncio.run(scenario())
 
@@ -474,17 +480,15 @@ def test_a_watermark_that_promises_too_much_is_a_finding(nats_server: Start, tmp
                 await until(delivered, "they are delivered")
                 store.write_note(watermark.path(STREAM), replace(found, seq=340).encode())
                 report = await verify(settings)
-            assert report.watermark is not None
-            assert "40 messages after the ack floor 300 are not stored" in report.watermark.problem
+            assert "40 messages after the ack floor 300 are not stored" in watermark_problems(report)
             assert (report.missing, report.complete) == (0, False)
             store.write_note(watermark.path(STREAM), replace(found, seq=10_000).encode())
             report = await verify(settings)
-            assert report.watermark is not None
-            assert "the stream ends at 400" in report.watermark.problem
+            assert "the stream ends at 400" in watermark_problems(report)
             store.write_note(watermark.path(STREAM), b"{half")
             report = await verify(settings)
-            assert report.watermark is not None
-            assert "damaged" in report.watermark.problem
+            assert report.watermark is None
+            assert "damaged" in watermark_problems(report)
             assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
 
     asyncio.run(scenario())
@@ -541,7 +545,7 @@ def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_is_the
         report = await verify(new)
         assert report.complete
         assert report.missing == 0
-        assert any(policy in note for note in report.unchecked)
+        assert any(policy in note for note in unchecked(report))
         assert {seq for seq in sequences(tmp_path / "a") if seq > 100} == set(range(101, 301))
         lost = remove(tmp_path / "a", max(objects(tmp_path / "a"), key=lambda name: name.last_seq))
         assert holes(await verify(new)) == lost
@@ -550,7 +554,7 @@ def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_is_the
         assert began > 120
         report = await verify(new)
         assert holes(report) == {seq for seq in lost if seq > began}
-        assert not any("no longer has" in note for note in report.unchecked)
+        assert not any("no longer has" in note for note in unchecked(report))
 
     asyncio.run(scenario())
 
@@ -570,7 +574,7 @@ def test_every_root_of_an_archive_with_the_key_in_its_url_is_found(nats_server: 
             moved.parent.mkdir(parents=True)
             victim.rename(moved)
             report = await verify(settings)
-            assert report.foreign == (moved.relative_to(tmp_path / "a").as_posix(),)
+            assert named_files(report, Kind.FOREIGN) == (moved.relative_to(tmp_path / "a").as_posix(),)
             assert report.objects == len(others)
             assert len(holes(report)) == report.missing == 300 - report.stored > 0
 
@@ -604,8 +608,8 @@ def test_an_archive_in_s3_is_proven_as_one_on_disk(nats_server: Start, tmp_path:
             client.put_object(Bucket="archive", Key=f"nats/{STREAM}/README", Body=b"hello")
             gone = [layout.parse_path(name.removeprefix("nats/")) for name in names[:2]]
             report = await verify(settings)
-            assert [problem.path for problem in report.damaged] == [names[1].removeprefix("nats/")]
-            assert report.foreign == (f"{STREAM}/README",)
+            assert [problem.path for problem in report.paths(Kind.DAMAGED)] == [names[1].removeprefix("nats/")]
+            assert named_files(report, Kind.FOREIGN) == (f"{STREAM}/README",)
             assert report.missing == sum(name.rows for name in gone if name is not None)
 
         asyncio.run(scenario())
@@ -636,7 +640,7 @@ def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
             report = await verify(settings, progress=kill_once)
         assert 0 < killed[0] < 6000
         assert holes(report) == set(range(1, 6001))
-        assert len(report.holes) == 1
+        assert len(report.ranges(Kind.HOLES)) == 1
 
     asyncio.run(scenario())
 
@@ -683,11 +687,11 @@ def test_a_random_loss_is_told_exactly(nats_server: Start, tmp_path: Path, monke
         expected = {seq for seq in captured_all - left - deleted if seq >= 200}
         assert report.missing == len(expected) > 100
         assert report.stored == len(left)
-        inside = {seq for seq in expected for hole in report.holes if hole.first <= seq <= hole.last}
+        inside = {seq for seq in expected for hole in report.ranges(Kind.HOLES) if hole.first <= seq <= hole.last}
         assert inside == expected
         there = left - deleted - set(range(200))
-        assert not any(hole.first < seq < hole.last for seq in there for hole in report.holes)
-        ends = {hole.first for hole in report.holes} | {hole.last for hole in report.holes}
+        assert not any(hole.first < seq < hole.last for seq in there for hole in report.ranges(Kind.HOLES))
+        ends = {hole.first for hole in report.ranges(Kind.HOLES)} | {hole.last for hole in report.ranges(Kind.HOLES)}
         assert ends <= expected
         assert gaps(report) == {seq for seq in range(min(left), min(200, 3000)) if seq not in left}
 

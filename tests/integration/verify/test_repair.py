@@ -21,10 +21,9 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.errors import SourceError
 from jetcapture_py.verify import repair as module
+from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
-from jetcapture_py.verify.repair import verify_and_repair
-from jetcapture_py.verify.repair_report import Repair
-from jetcapture_py.verify.report import Report
+from jetcapture_py.verify.repair import Repair, verify_and_repair
 from tests.support import s3
 from tests.support.archives import merge
 from tests.support.nats_server import NatsServer
@@ -112,7 +111,12 @@ def test_what_was_removed_is_captured_again_under_the_same_names(
     assert {name.quarantine for name in lost} == {False, True}
     count = remove(root, lost)
     report, done = repaired(found)
-    assert (report.complete, report.missing, report.duplicates, report.exit_code(strict=True)) == (True, 0, 0, 0)
+    assert (report.complete, report.missing, report.count(Kind.DUPLICATES), report.exit_code(strict=True)) == (
+        True,
+        0,
+        0,
+        0,
+    )
     assert (done.messages, done.stored, done.replaced, done.gone, done.unrepairable) == (count, len(lost), 0, (), ())
     assert done.quarantined == sum(name.rows for name in lost if name.quarantine)
     assert objects(root) == names
@@ -148,7 +152,7 @@ def test_a_damaged_object_is_replaced_under_its_name(nats_server: Start, tmp_pat
     removed = next(name for name in names if name not in damaged)
     remove(root, [removed])
     report, done = repaired(found)
-    assert (report.complete, report.damaged, report.missing) == (True, (), 0)
+    assert (report.complete, report.paths(Kind.DAMAGED), report.missing) == (True, (), 0)
     assert (done.replaced, done.stored) == (3, 4)
     assert objects(root) == names
     assert contents(root) == before
@@ -172,7 +176,7 @@ def test_a_damaged_object_in_s3_is_replaced(nats_server: Start) -> None:
         client.delete_object(Bucket="archive", Key=victims[1])
         client.close()
         report, done = repaired(found)
-        assert (report.complete, report.damaged) == (True, ())
+        assert (report.complete, report.paths(Kind.DAMAGED)) == (True, ())
         assert (done.stored, done.replaced) == (2, 1)
         assert s3.names(endpoint, "s3://archive/nats") == names
 
@@ -192,7 +196,7 @@ def test_what_the_stream_no_longer_has_is_named(nats_server: Start, tmp_path: Pa
     asyncio.run(purge())
     report, done = repaired(found)
     assert [(each.path, each.first, each.last) for each in done.unrepairable] == [(first.path, 1, 30)]
-    assert [each.path for each in report.damaged] == [first.path]
+    assert [each.path for each in report.paths(Kind.DAMAGED)] == [first.path]
     assert (done.messages, done.replaced, report.missing, report.exit_code()) == (70, 1, 0, 1)
     text = list(done.lines(report))
     assert text[0] == "repair: 70 messages stored in 2 objects, 1 replaced a damaged one"
@@ -278,7 +282,7 @@ def test_a_repair_that_is_killed_is_finished_by_another_one(nats_server: Start, 
     asyncio.run(kill())
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
-    assert (report["complete"], report["missing"], report["damaged"]) == (True, 0, [])
+    assert (report["verdict"], report["counts"]["missing"], report["counts"]["damaged_objects"]) == ("complete", 0, 0)
     assert report["repair"]["messages"] <= count
     remove_unfinished(root)
     assert contents(root) == before
@@ -294,5 +298,5 @@ def test_more_than_fits_in_memory_is_stored_in_between(
     before = contents(root)
     count = remove(root, objects(root))
     report, done = repaired(found)
-    assert (report.complete, done.messages, report.duplicates) == (True, count, 0)
+    assert (report.complete, done.messages, report.count(Kind.DUPLICATES)) == (True, count, 0)
     assert contents(root) == before

@@ -11,10 +11,11 @@ from typing import Any
 import nats.errors
 import pytest
 
-from jetcapture_py.verify import lost
+from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from tests.support.losses import api
 from tests.support.nats_server import NatsServer, cluster_configs
+from tests.support.proofs import losses_of, spans
 from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, until
 
 
@@ -73,8 +74,8 @@ def test_messages_that_a_promoted_replica_lacked_are_a_rewind(tmp_path: Path, be
             last = info["state"]["last_seq"]
             assert last == 50
             report = await verify(config(stale.url, tmp_path / "a"))
-            (found,) = report.losses
-            assert (found.kind, found.ranges, found.messages) == (lost.REWIND, ((51, 50 + behind),), behind)
+            (found,) = losses_of(report)
+            assert (found.kind, spans(found.ranges), found.count) == (Kind.REWIND, ((51, 50 + behind),), behind)
             assert report.exit_code() == 1
 
     asyncio.run(scenario())

@@ -14,6 +14,7 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.errors import StoreError, VanishedError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify import copies, ranges
+from jetcapture_py.verify.findings import Kind, SequenceRange
 from jetcapture_py.verify.scan import ArchiveScan, survey
 from jetcapture_py.verify.scope import Incarnation
 from tests.support.archives import Identity, encoded, put
@@ -22,6 +23,19 @@ CREATED = "2024-01-01T00:00:00Z"
 LIFE = Incarnation.of(CREATED, mirror=False)
 NOW = LIFE.since + 10**9
 BUCKETS = (1_700_000_100, 1_700_001_000)
+
+
+def count(found: ArchiveScan, kind: Kind) -> int:
+    return sum(each.count for each in found.copies if each.kind is kind)
+
+
+def time_of(part: SequenceRange) -> int:
+    assert part.first_time is not None
+    return microseconds_of(part.first_time)
+
+
+def twice_read(found: ArchiveScan) -> list[SequenceRange]:
+    return [part for each in found.copies for part in each.ranges]
 
 
 def surveyed(root: Path, life: Incarnation | None = LIFE) -> ArchiveScan:
@@ -50,15 +64,15 @@ def test_copies_are_counted_as_a_reader_returns_them(
         for message in messages:
             groups[message].add((group[0], "" if group[0] else group[1], group[2]))
             paths[message].add(block.name.path)
-    found = surveyed(tmp_path, life).copies
+    found = surveyed(tmp_path, life)
     sides = {message: Counter(aside for aside, _, _ in held) for message, held in groups.items()}
     twice = sorted(message for message, count in sides.items() if max(count.values()) > 1)
-    assert [(each.seq, microseconds_of(each.time)) for each in found.listed] == twice
-    assert found.read_twice == len(twice) > 0
-    assert found.also_quarantined == sum(len(count) == 2 for count in sides.values())
-    for each in found.listed:
-        held = groups[each.seq, microseconds_of(each.time)]
-        assert set(each.paths) <= paths[each.seq, microseconds_of(each.time)]
+    assert [(each.first, time_of(each)) for each in twice_read(found)] == twice
+    assert count(found, Kind.READ_TWICE) == len(twice) > 0
+    assert count(found, Kind.QUARANTINE) == sum(len(count) == 2 for count in sides.values())
+    for each in twice_read(found):
+        held = groups[each.first, time_of(each)]
+        assert set(each.paths) <= paths[each.first, time_of(each)]
         assert len(each.paths) == len(held)
 
 
@@ -68,7 +82,7 @@ def test_no_object_is_read_again_where_none_has_a_sequence_of_another(
     monkeypatch.setattr(copies, "positions", lambda *_: pytest.fail("it was read again"))
     for key, seqs in (("a", (1, 3, 5)), ("b", (2, 4, 6)), ("b", (8, 9, 11))):
         put(tmp_path, encoded([(seq, NOW + seq) for seq in seqs], key=key))
-    assert surveyed(tmp_path).copies.read_twice == 0
+    assert count(surveyed(tmp_path), Kind.READ_TWICE) == 0
 
 
 @pytest.mark.parametrize(("error", "unread"), [(VanishedError("gone"), 0), (StoreError("away"), 1)])
@@ -89,13 +103,16 @@ def test_an_object_that_cannot_be_read_again_is_told_unless_it_is_gone(
         return real(shelf, file, name, life, writer)
 
     monkeypatch.setattr(copies, "positions", positions)
-    found = surveyed(tmp_path).copies
-    assert (found.read_twice, found.unread) == (0, unread)
+    found = surveyed(tmp_path)
+    assert (count(found, Kind.READ_TWICE), [each.summary for each in found.copies]) == (
+        0,
+        [f"{unread} object that may hold copies: they could not be reread"] * unread,
+    )
 
 
 def test_copies_beyond_those_that_are_listed_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "MOST_COPIES", 10)
+    monkeypatch.setattr(copies, "MAX_COPIES", 10)
     for key in "ab":
         put(tmp_path, encoded([(seq, NOW + seq) for seq in range(1, 100)], key=key))
-    found = surveyed(tmp_path).copies
-    assert ([each.seq for each in found.listed], found.read_twice) == (list(range(1, 11)), 99)
+    found = surveyed(tmp_path)
+    assert ([each.first for each in twice_read(found)], count(found, Kind.READ_TWICE)) == (list(range(1, 11)), 99)

@@ -133,7 +133,7 @@ def test_a_message_of_several_rows_is_one_message(tmp_path: Path) -> None:
     merged = merge(tmp_path, [name for path in names if (name := layout.parse_path(path))])
     found = surveyed(tmp_path, 100, deep=True)
     assert merged.exists()
-    assert (found.objects, found.messages, len(found.sequences), found.damaged) == (1, 15, 15, [])
+    assert (found.objects, found.messages, len(found.sequences), found.damaged.paths) == (1, 15, 15, [])
 
 
 # ------------------------------------------------------------------ lives
@@ -348,7 +348,7 @@ def test_a_file_that_no_request_can_read_is_no_proof(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(ArchiveFiles, "read", refused)
     found = surveyed(tmp_path, 100, deep=False)
-    assert [problem.reason for problem in found.damaged] == ["cannot read it: access denied"]
+    assert [problem.reason for problem in found.damaged.paths] == ["cannot read it: access denied"]
     assert len(found.sequences) == 0
 
 
@@ -366,7 +366,7 @@ def test_an_object_that_was_stored_again_in_other_bytes_meanwhile_is_not_damaged
 
     monkeypatch.setattr(ArchiveFiles, "again", stored_again)
     found = surveyed(tmp_path, 100, deep=True)
-    assert (found.damaged, found.messages) == ([], 5)
+    assert (found.damaged.paths, found.messages) == ([], 5)
 
 
 def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_objects_that_are_gone_at_every_look_are_said_to_be(tmp_path: Path, monk
 
     monkeypatch.setattr(ArchiveFiles, "files", always_another)
     monkeypatch.setattr(ArchiveFiles, "read", gone)
-    assert surveyed(tmp_path, 100, deep=False).restless
+    assert surveyed(tmp_path, 100, deep=False).unstable
 
 
 def test_what_a_killed_store_leaves_is_not_foreign_and_everything_else_is(tmp_path: Path) -> None:
@@ -391,10 +391,10 @@ def test_what_a_killed_store_leaves_is_not_foreign_and_everything_else_is(tmp_pa
     for name in ("notes.txt", f"{path.name}.bak", ".hidden", "x.tmp"):
         (path.parent / name).write_bytes(b"")
     found = surveyed(tmp_path, 100, deep=False)
-    assert [re.sub(r".*/", "", path) for path in found.foreign] == sorted(
+    assert sorted(re.sub(r".*/", "", file.path) for file in found.foreign.paths) == sorted(
         [f"{path.name}.bak", ".hidden", "notes.txt", "x.tmp"]
     )
-    assert (found.objects, found.damaged) == (1, [])
+    assert (found.objects, found.damaged.paths) == (1, [])
 
 
 def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(
@@ -420,7 +420,7 @@ def test_links_are_followed_unless_they_lead_nowhere_or_in_a_circle(tmp_path: Pa
     tangle(root, "b")
     found = surveyed(root, 100, deep=True)
     assert set(found.sequences.within(1, 100).tolist()) == {seq for seq, _ in DENSE}
-    assert (found.objects, found.foreign, found.damaged, found.restless) == (3, [], [], False)
+    assert (found.objects, found.foreign.paths, found.damaged.paths, found.unstable) == (3, [], [], False)
 
 
 def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_what_is_counted_does_not_depend_on_how_the_objects_overlap(tmp_path: Pa
     names = list(ArchiveFiles(str(tmp_path), {}).files("ORDERS"))
     found = surveyed(tmp_path, 1000, deep=False)
     assert found.objects == len(names)
-    assert (len(found.sequences), found.damaged) == (len(reference), [])
+    assert (len(found.sequences), found.damaged.paths) == (len(reference), [])
     assert found.messages <= copies
     everything = np.arange(500, dtype=np.int64)
     assert set(everything[found.sequences.contains(everything)].tolist()) == reference

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.verify import holes
-from jetcapture_py.verify.holes import Missing, list_gaps
+from jetcapture_py.verify.holes import Missing, find_gaps
 from jetcapture_py.verify.ranges import Sequences
 
 Ranges = list[tuple[int, int, int]]  # first, last, messages
@@ -60,29 +60,33 @@ def test_holes_are_runs_of_messages_that_are_not_stored(
     promised, time = data.draw(st.integers(0, 70)), data.draw(st.integers(0, 70_000))
     missing = looked(stored, batches, floor, top, seq=promised, time=time)
     runs = expected(stored, batches, floor)
-    assert [(each.first, each.last, each.messages) for each in missing.found] == runs
+    assert [(each.first, each.last, each.messages) for each in missing.listed] == runs
     assert (missing.count, missing.ranges) == (sum(run[2] for run in runs), len(runs))
     beyond = [seq for seq in messages if seq not in stored and floor < seq <= top]
     assert missing.promised == len([seq for seq in beyond if seq <= promised])
     overdue = [seq for seq in beyond if seq > promised and seq * 1000 <= time]
     assert (missing.overdue, missing.first_overdue) == (len(overdue), next(iter(overdue), 0))
-    for each in missing.found:
+    for each in missing.listed:
         assert (each.first_time, each.last_time) == (moment_of(each.first * 1000), moment_of(each.last * 1000))
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(1, 60)), st.integers(0, 60), st.integers(0, 60))
 def test_gaps_are_runs_of_sequences_that_are_not_there(stored: set[int], first: int, last: int) -> None:
-    listed, ranges, total = list_gaps(archive(stored), first, last)
+    gaps = list(find_gaps(archive(stored), first, last))
     runs = expected(stored, [(True, list(range(first, last + 1)))], 60)
-    assert [(each.first, each.last) for each in listed] == [run[:2] for run in runs]
-    assert (ranges, total) == (len(runs), sum(run[2] for run in runs))
+    assert len(gaps) == (1 if runs else 0)
+    for gap in gaps:
+        assert [(each.first, each.last) for each in gap.ranges] == [run[:2] for run in runs]
+        assert (gap.range_count, gap.count) == (len(runs), sum(run[2] for run in runs))
 
 
 def test_what_is_not_listed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holes, "MOST_RANGES", 3)
+    monkeypatch.setattr(holes, "MAX_LISTED", 3)
     odd = set(range(1, 100, 2))
     missing = looked(odd, [(True, list(range(1, 100)))], 100, 100)
-    assert (len(missing.found), missing.ranges, missing.count) == (3, 49, 49)
-    listed, ranges, total = list_gaps(archive(odd), 1, 99)
-    assert (len(listed), ranges, total) == (3, 49, 49)
+    assert (len(missing.listed), missing.ranges, missing.count) == (3, 49, 49)
+    (hole,) = missing.findings(stored=True)
+    (gap,) = find_gaps(archive(odd), 1, 99)
+    for finding in (hole, gap):
+        assert (len(finding.ranges), finding.range_count, finding.count) == (3, 49, 49)

@@ -9,43 +9,37 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.verify.report import SHOWN, Copy, Report, SequenceRange, WatermarkFinding
-from jetcapture_py.verify.scan import Problem
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.verify.findings import (
+    MAX_SHOWN,
+    FilePath,
+    Finding,
+    Kind,
+    Report,
+    SequenceRange,
+    Severity,
+    Verdict,
+    not_checked,
+)
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+NOTE, WARNING, FAILURE = Severity.NOTE, Severity.WARNING, Severity.FAILURE
+GROUPED = "readers treat all objects of a bucket with several layouts as one group"
+MARK = Watermark(stream="ORDERS", consumer="archive", created="2026-01-01T00:00:00Z", seq=1_234_567, time=NOON)
 COMPLETE = Report(
     stream="ORDERS",
     consumer="archive",
     stream_created="2026-01-01T00:00:00Z",
     deep=False,
-    complete=True,
-    proven=True,
     ack_floor=1_234_567,
     up_to=1_234_567,
     up_to_time=NOON,
     stored=1_234_567,
-    missing=0,
-    holes=(),
-    hole_ranges=0,
-    gaps=(),
-    gap_ranges=0,
-    gap_sequences=0,
-    duplicates=0,
-    read_twice=0,
-    copies=(),
-    also_quarantined=0,
-    damaged=(),
-    damaged_objects=0,
-    foreign=(),
-    foreign_files=0,
-    unsigned=(),
-    unsigned_objects=0,
-    objects=3,
-    bytes=4096,
     quarantined=0,
     older=0,
-    watermark=WatermarkFinding(seq=1_234_567, time=NOON, problem=""),
-    unchecked=(),
+    objects=3,
+    bytes=4096,
+    watermark=MARK,
 )
 
 
@@ -55,10 +49,22 @@ def hole(first: int, last: int, messages: int | None = None) -> SequenceRange:
     return SequenceRange(first=first, last=last, messages=count, first_time=first_time, last_time=last_time)
 
 
-def with_holes(*holes: SequenceRange, ranges: int | None = None, **changes: Any) -> Report:
-    missing = sum(each.messages or 0 for each in holes)
-    count = len(holes) if ranges is None else ranges
-    return replace(COMPLETE, complete=False, missing=missing, holes=holes, hole_ranges=count, **changes)
+def finding(kind: Kind, severity: Severity, summary: str = "it is so", **further: Any) -> Finding:
+    return Finding(kind=kind, severity=severity, summary=summary, **further)
+
+
+def with_holes(*holes: SequenceRange, ranges: int | None = None, more: tuple[Finding, ...] = ()) -> Report:
+    missing = finding(
+        Kind.HOLES,
+        FAILURE,
+        "messages in the stream that are missing from the archive",
+        action="objects were removed, or another capture of this consumer stores what it receives elsewhere; "
+        "jetcapture verify --repair stores them again",
+        count=sum(each.messages or 0 for each in holes),
+        ranges=holes,
+        range_count=len(holes) if ranges is None else ranges,
+    )
+    return replace(COMPLETE, findings=(missing, *more))
 
 
 def lines(report: Report) -> list[str]:
@@ -74,12 +80,24 @@ def test_a_complete_archive_is_three_lines() -> None:
 
 
 def test_each_fault_is_in_the_first_line() -> None:
-    damaged = (Problem(path="a", reason="cut"), Problem(path="b", reason="cut"))
-    first = lines(with_holes(hole(1, 5), hole(9, 9), damaged=damaged, damaged_objects=2))[0]
-    assert first.startswith("NOT complete: 6 messages in 2 holes and 2 damaged objects, up to")
-    assert lines(replace(COMPLETE, complete=False, proven=False))[0].startswith("NOT proven: 1,234,567 messages up to")
-    promised = replace(COMPLETE, complete=False, watermark=WatermarkFinding(seq=9, time=NOON, problem="it lies"))
-    assert lines(promised)[0].startswith("NOT complete: the watermark promises")
+    paths = (FilePath(path="a", reason="cut"), FilePath(path="b", reason="cut"))
+    damaged = finding(Kind.DAMAGED, FAILURE, count=2, paths=paths)
+    report = with_holes(hole(1, 5), hole(9, 9), more=(damaged,))
+    assert lines(report)[0].startswith("NOT complete: 6 messages in 2 holes and 2 damaged objects, up to")
+    assert lines(report)[-3:] == ["damaged: it is so", "  a: cut", "  b: cut"]
+    away = replace(COMPLETE, findings=(not_checked("the stream: away", FAILURE),))
+    assert (away.verdict, away.proven) == (Verdict.UNPROVEN, False)
+    assert lines(away)[0].startswith("NOT proven: 1,234,567 messages up to")
+    lies = replace(COMPLETE, findings=(finding(Kind.WATERMARK, FAILURE, "it lies"),))
+    assert lines(lies)[0].startswith("NOT complete: the watermark promises")
+    assert "watermark: it lies" in lines(lies)
+    skipped = replace(COMPLETE, findings=(finding(Kind.FILTERS, WARNING, count=3),))
+    assert (skipped.verdict, skipped.proven) == (Verdict.UNPROVEN, True)
+    assert lines(skipped)[0].endswith("are stored; 3 others may be missing, or skipped by a change of filters")
+    lost = replace(COMPLETE, findings=(finding(Kind.REWIND, FAILURE), finding(Kind.UNKNOWN_FILTERS, WARNING)))
+    assert lines(lost)[0].startswith(
+        "complete, but the server has lost messages and the consumer's earlier filters are unknown: every one of"
+    )
     assert lines(replace(COMPLETE, stored=0, up_to=0, up_to_time=None))[0] == (
         "complete: nothing to store up to sequence 0"
     )
@@ -87,25 +105,25 @@ def test_each_fault_is_in_the_first_line() -> None:
 
 def test_few_holes_are_shown_each_and_many_as_those_that_lie_together() -> None:
     few = lines(with_holes(hole(1, 5), hole(9, 9)))
-    assert few[2:5] == [
+    assert few[3:6] == [
         "holes: messages in the stream that are missing from the archive",
         "  1 to 5, 5 messages, 2026-05-01T12:00:01Z to 2026-05-01T12:00:05Z",
         "  9, 1 message, 2026-05-01T12:00:09Z",
     ]
-    assert few[5].startswith("cause: objects were removed, or another capture of this consumer stores")
+    assert few[6].startswith("  objects were removed, or another capture of this consumer stores")
     many = [hole(seq, seq) for start in (0, 5000, 7000) for seq in range(start + 1, start + 300, 3)]
-    assert lines(with_holes(*many))[3:6] == [
+    assert lines(with_holes(*many))[4:7] == [
         "  1 to 298, 100 messages in 100 holes, 2026-05-01T12:00:01Z to 2026-05-01T12:04:58Z",
         "  5001 to 5298, 100 messages in 100 holes, 2026-05-01T13:23:21Z to 2026-05-01T13:28:18Z",
         "  7001 to 7298, 100 messages in 100 holes, 2026-05-01T13:56:41Z to 2026-05-01T14:01:38Z",
     ]
 
 
-@pytest.mark.parametrize("count", [SHOWN - 1, SHOWN, SHOWN + 1, 500])
+@pytest.mark.parametrize("count", [MAX_SHOWN - 1, MAX_SHOWN, MAX_SHOWN + 1, 500])
 def test_however_many_holes_there_are_every_message_is_in_a_line(count: int) -> None:
     holes = [hole(seq * seq, seq * seq + 2) for seq in range(3, 3 + count)]
-    shown = [line for line in lines(with_holes(*holes)) if "message" in line and line.startswith("  ")]
-    assert len(shown) == min(count, SHOWN)
+    shown = [line for line in lines(with_holes(*holes)) if " messages" in line and line[:3].strip().isdigit()]
+    assert len(shown) == min(count, MAX_SHOWN)
     assert sum(int(line.split(", ")[1].split()[0].replace(",", "")) for line in shown) == 3 * count
     assert shown[0].startswith("  9 to ")
 
@@ -115,107 +133,111 @@ def test_holes_beyond_those_that_are_listed_are_counted() -> None:
 
 
 def test_the_rest_is_told_with_what_it_means() -> None:
-    gap = SequenceRange(first=3, last=4, messages=None, first_time=None, last_time=None)
-    report = replace(
-        COMPLETE,
-        deep=True,
-        quarantined=7,
-        duplicates=1,
-        gaps=(gap,),
-        gap_ranges=1,
-        gap_sequences=2,
-        foreign=tuple(f"notes-{index}" for index in range(SHOWN)),
-        foreign_files=SHOWN + 5,
-        unchecked=("the stream: away",),
-        watermark=None,
+    names = tuple(FilePath(path=f"notes-{index}") for index in range(MAX_SHOWN))
+    findings = (
+        finding(Kind.FOREIGN, WARNING, count=MAX_SHOWN + 5, paths=names, action="move them"),
+        finding(Kind.DUPLICATES, NOTE, "1 further copy; readers drop them", count=1),
+        finding(Kind.GAPS, WARNING, count=2, ranges=(SequenceRange(first=3, last=4),), range_count=1),
+        not_checked("the stream: away"),
     )
-    found = lines(report)
-    assert "archive: 3 objects, 4,096 bytes, every byte read, 7 messages in quarantine" in found
-    assert "duplicates: 1 further copy; readers drop them" in found
-    assert "  3 to 4" in found
-    assert "  and 5 more" in found
-    assert found[-2:] == ["not checked:", "  the stream: away"]
-    assert not any(line.startswith("watermark") for line in found)
+    report = replace(COMPLETE, deep=True, quarantined=7, compared=5, findings=findings, watermark=None)
+    text = lines(replace(report, layouts={"under keys": 1, "in 4 bundles": 2}, filters=("from 1: a",)))
+    assert text[1:6] == [
+        "archive: 3 objects, 4,096 bytes, every byte read, 7 messages in quarantine",
+        "content: 5 messages compared with the stream",
+        f"layouts: 1 object under keys, 2 objects in 4 bundles; {GROUPED}",
+        "filters: changed; every range was checked by the subjects that the consumer selected at its time",
+        "  from 1: a",
+    ]
+    assert text[-8:] == [
+        "  notes-19",
+        "  and 5 more",
+        "  move them",
+        "duplicates: 1 further copy; readers drop them",
+        "unverifiable gaps: it is so",
+        "  3 to 4",
+        "not checked:",
+        "  the stream: away",
+    ]
+    assert not any(line.startswith("watermark") for line in text)
 
 
-def test_copies_and_objects_without_checksums_are_a_line_each_and_examples() -> None:
-    copies = tuple(Copy(seq=seq, time=NOON, paths=("a/1.parquet", "b/1.parquet")) for seq in range(1, SHOWN + 3))
-    report = replace(
-        COMPLETE,
-        read_twice=5000,
-        copies=copies,
-        duplicates=5000,
-        also_quarantined=1,
-        unsigned=("c/1.parquet",),
-        unsigned_objects=1,
+def test_copies_are_in_the_first_line_and_as_examples_in_others() -> None:
+    copies = tuple(
+        SequenceRange(first=seq, last=seq, first_time=NOON, paths=("a/1.parquet", "b/1.parquet"))
+        for seq in range(1, MAX_SHOWN + 3)
     )
-    found = lines(report)
-    assert found[0].startswith("complete, but 5,000 messages are read twice: every one of 1,234,567 messages")
-    twice = found.index(
-        "read twice: 5,000 messages with copies under different keys or buckets, which readers return separately; "
-        'read_archive(dedupe="full") reads them once'
-    )
-    assert found[twice + 1] == "  1 (2026-05-01T12:00:00Z): a/1.parquet, b/1.parquet"
-    assert found[twice + 1 + SHOWN] == f"  and {5000 - SHOWN:,} more"
-    unsigned = found.index("without checksums: objects not written by jetcapture")
-    assert found[unsigned + 1] == "  c/1.parquet"
-    assert "quarantine: 1 message is also in the archive and read once from each" in found
-    assert "duplicates: 5,000 further copies; readers drop those under one key and bucket" in found
+    twice = finding(Kind.READ_TWICE, FAILURE, count=5000, ranges=copies, range_count=5000)
+    text = lines(replace(COMPLETE, findings=(twice,)))
+    assert text[0].startswith("complete, but 5,000 messages are read twice: every one of 1,234,567 messages")
+    assert text[3:5] == ["read twice: it is so", "  1 (2026-05-01T12:00:00Z): a/1.parquet, b/1.parquet"]
+    assert text[4 + MAX_SHOWN] == f"  and {5000 - MAX_SHOWN:,} more"
 
 
-@pytest.mark.parametrize(
-    ("changes", "lenient", "strict"),
-    [
-        ({}, 0, 0),
-        ({"complete": False}, 1, 1),
-        ({"gap_ranges": 1}, 0, 1),
-        ({"foreign_files": 1}, 0, 1),
-        ({"unsigned_objects": 1}, 0, 1),
-        ({"read_twice": 1}, 1, 1),
-        ({"watermark": WatermarkFinding(seq=1, time=NOON, problem="it lies")}, 0, 1),
-        ({"duplicates": 5, "also_quarantined": 2, "older": 3, "unchecked": ("x",)}, 0, 0),
-    ],
-)
-def test_the_exit_code(changes: dict[str, Any], lenient: int, strict: int) -> None:
-    report = replace(COMPLETE, **changes)
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("severity", "lenient", "strict"), [(NOTE, 0, 0), (WARNING, 0, 1), (FAILURE, 1, 1)])
+def test_the_worst_finding_is_the_exit_code(kind: Kind, severity: Severity, lenient: int, strict: int) -> None:
+    report = replace(COMPLETE, findings=(not_checked("x"), finding(kind, severity), not_checked("y")))
     assert (report.exit_code(), report.exit_code(strict=True)) == (lenient, strict)
+    assert [json.loads(report.as_json(strict=each))["exit_code"] for each in (False, True)] == [lenient, strict]
+
+
+def test_without_findings_the_exit_code_is_0() -> None:
+    assert (COMPLETE.exit_code(), COMPLETE.exit_code(strict=True)) == (0, 0)
 
 
 HOSTILE = "\x1b]0;x\x07\r\n\u202e\x7f\x9b31m"
 
 
 def test_no_text_in_it_reaches_a_terminal_as_it_is() -> None:
-    report = replace(
-        COMPLETE,
-        damaged=(Problem(path=HOSTILE, reason=HOSTILE),),
-        damaged_objects=1,
-        foreign=(HOSTILE,),
-        foreign_files=1,
-        unsigned=(HOSTILE,),
-        unsigned_objects=1,
-        read_twice=1,
-        copies=(Copy(seq=1, time=NOON, paths=(HOSTILE, HOSTILE)),),
-        unchecked=(HOSTILE,),
-        watermark=WatermarkFinding(seq=1, time=NOON, problem=HOSTILE),
+    copy = SequenceRange(first=1, last=1, first_time=NOON, paths=(HOSTILE, HOSTILE))
+    findings = (
+        finding(Kind.DAMAGED, FAILURE, count=1, paths=(FilePath(path=HOSTILE, reason=HOSTILE),)),
+        finding(Kind.FOREIGN, WARNING, count=1, paths=(FilePath(path=HOSTILE),)),
+        finding(Kind.READ_TWICE, FAILURE, count=1, ranges=(copy,), range_count=1),
+        finding(Kind.WATERMARK, WARNING, HOSTILE),
+        not_checked(HOSTILE),
     )
+    report = replace(COMPLETE, findings=findings, filters=(HOSTILE,))
     text, data = report.as_text(), report.as_json()
     assert all(char.isprintable() or char == "\n" for char in text)
     assert len(text.splitlines()) == 13
     assert data.isascii()
     assert data.isprintable()
-    assert json.loads(data)["foreign"] == [HOSTILE]
+    assert json.loads(data)["findings"][1]["paths"] == [{"path": HOSTILE}]
 
 
 def test_json_has_what_programs_read_by_these_names() -> None:
-    found = json.loads(with_holes(hole(1, 5)).as_json())
-    assert (found["complete"], found["missing"], found["duplicates"]) == (False, 5, 0)
-    assert (found["damaged"], found["foreign"]) == ([], [])
-    assert found["holes"] == [
-        {
-            "first": 1,
-            "last": 5,
-            "messages": 5,
-            "first_time": "2026-05-01T12:00:01Z",
-            "last_time": "2026-05-01T12:00:05Z",
-        }
+    damaged = finding(Kind.DAMAGED, FAILURE, count=2, paths=(FilePath(path="a", reason="cut"),), action="repair it")
+    data = json.loads(with_holes(hole(1, 5), more=(damaged,)).as_json(repair={"messages": 1}))
+    assert list(data) == [
+        *("verdict", "exit_code", "stream", "consumer", "stream_created", "deep", "ack_floor", "up_to", "up_to_time"),
+        *("counts", "layouts", "filters", "watermark", "findings", "repair"),
     ]
+    assert (data["verdict"], data["exit_code"]) == ("incomplete", 1)
+    assert data["watermark"] == {"seq": 1_234_567, "time": "2026-05-01T12:00:00Z"}
+    assert data["counts"] == {
+        "stored": 1_234_567,
+        "missing": 5,
+        "duplicates": 0,
+        "quarantined": 0,
+        "older": 0,
+        "compared": None,
+        "objects": 3,
+        "damaged_objects": 2,
+        "bytes": 4096,
+    }
+    holes, damage = data["findings"]
+    times = {"first_time": "2026-05-01T12:00:01Z", "last_time": "2026-05-01T12:00:05Z"}
+    assert holes["ranges"] == [{"first": 1, "last": 5, "messages": 5, **times}]
+    assert (holes["count"], holes["range_count"], holes["paths"]) == (5, 1, [])
+    assert damage == {
+        "kind": "damaged",
+        "severity": "failure",
+        "summary": "it is so",
+        "action": "repair it",
+        "count": 2,
+        "ranges": [],
+        "range_count": 0,
+        "paths": [{"path": "a", "reason": "cut"}],
+    }

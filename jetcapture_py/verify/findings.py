@@ -1,0 +1,414 @@
+"""The result of a proof: a list of findings, the worst of which decides the exit code; as JSON, and as lines of text.
+
+Names are escaped, so they cannot affect a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.units import format_time
+from jetcapture_py.text import escaped, plural
+
+MAX_LISTED = 10_000
+"""Maximum ranges or paths that a finding lists; all are counted."""
+MAX_SHOWN = 20
+"""Maximum lines of a finding in the text."""
+_count = partial(plural, grouped=True)
+
+
+class Severity(IntEnum):
+    """What a finding means for the exit code."""
+
+    NOTE = 0
+    WARNING = 1
+    """Fails a strict proof."""
+    FAILURE = 2
+    """Fails every proof."""
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    HOLES = "holes"
+    """Messages of the stream, acknowledged and not in the archive."""
+    DAMAGED = "damaged"
+    """Objects that have changed since they were stored."""
+    FOREIGN = "foreign"
+    """Files that are not objects of the archive."""
+    UNSIGNED = "without_checksums"
+    """Objects not written by jetcapture."""
+    READ_TWICE = "read_twice"
+    """Messages with copies that readers do not compare."""
+    QUARANTINE = "quarantine"
+    """Messages in both archive and quarantine."""
+    DUPLICATES = "duplicates"
+    """Further copies of messages."""
+    GAPS = "unverifiable_gaps"
+    """Sequences that the archive skips where the stream no longer has messages."""
+    WATERMARK = "watermark"
+    """A watermark that is unreadable, or promises too much."""
+    REWIND = "rewind"
+    """The stream ends before the archive does."""
+    FORK = "fork"
+    """Sequences of two different messages each."""
+    LATE_HOLE = "late_hole"
+    """Archived messages that are gone from a stream whose data is damaged."""
+    LOST_STREAM = "lost_stream"
+    """The archive has messages of a stream that no longer exists."""
+    CONTENT = "content"
+    """Messages that differ between stream and archive."""
+    REMOVED = "removed"
+    """Gone from the stream, deleted by a client or lost: the server does not record which."""
+    FILTERS = "filters"
+    """Messages that the consumer may have skipped when its filters were changed."""
+    UNKNOWN_FILTERS = "unknown_filters"
+    """Nothing says which subjects the consumer selected."""
+    NOT_CHECKED = "not_checked"
+    """What was not checked, and why. A failure if the archive is not proven without it."""
+
+
+class Verdict(StrEnum):
+    """The result of a proof in one word."""
+
+    COMPLETE = "complete"
+    """Every message up to the ack floor is stored intact."""
+    INCOMPLETE = "incomplete"
+    """Messages are missing or damaged, or the watermark promises more than is stored."""
+    UNPROVEN = "unproven"
+    """The stream was not available, there was nothing to compare, or messages may have been skipped."""
+
+
+LOSSES = frozenset({Kind.REWIND, Kind.LATE_HOLE, Kind.CONTENT})
+"""What the server has lost. Forks and lost streams are history: nothing can undo them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRange:
+    """A range of sequences."""
+
+    first: int
+    last: int
+    """Inclusive."""
+    messages: int | None = None
+    """Messages of the stream in it, None if unknown."""
+    first_time: datetime | None = None
+    """Timestamp of the first message, UTC."""
+    last_time: datetime | None = None
+    """Timestamp of the last message, UTC."""
+    paths: tuple[str, ...] = ()
+    """Objects that have it, for messages that are read twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePath:
+    """An object or another file."""
+
+    path: str
+    """Relative to the archive's root."""
+    reason: str = ""
+    """Why it is listed, if the finding does not say it."""
+
+
+@dataclass(slots=True)
+class FileList:
+    """The first files of a kind, and how many there are."""
+
+    paths: list[FilePath] = field(default_factory=list)
+    """At most `MAX_LISTED`."""
+    count: int = 0
+    """Of all."""
+
+    def add(self, path: str, reason: str = "") -> None:
+        """Count a file, and list it if there are few."""
+        self.count += 1
+        if len(self.paths) < MAX_LISTED:
+            self.paths.append(FilePath(path=path, reason=reason))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a check has found."""
+
+    kind: Kind
+    severity: Severity
+    summary: str
+    """What it is, in one line."""
+    action: str = ""
+    """What to do about it, in one line."""
+    count: int = 0
+    """Of messages, sequences, objects or files, whichever the kind is about."""
+    ranges: tuple[SequenceRange, ...] = ()
+    """The first ranges of sequences."""
+    range_count: int = 0
+    """Of all ranges."""
+    paths: tuple[FilePath, ...] = ()
+    """The first objects or files."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "kind": self.kind.value,
+            "severity": self.severity.name.lower(),
+            "summary": self.summary,
+            "action": self.action,
+            "count": self.count,
+            "ranges": [_fields(part) for part in self.ranges],
+            "range_count": self.range_count,
+            "paths": [_fields(file) for file in self.paths],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield lines of text."""
+        yield f"{self.kind.replace('_', ' ')}: {escaped(self.summary)}"
+        if self.kind is Kind.HOLES:
+            yield from _holes(self)
+        else:
+            yield from indented([_range_text(part) for part in self.ranges], self.range_count)
+        files = [f"{file.path}: {file.reason}" if file.reason else file.path for file in self.paths]
+        yield from indented(files, self.count if files else 0)
+        if self.action:
+            yield f"  {self.action}"
+
+
+def not_checked(summary: str, severity: Severity = Severity.NOTE) -> Finding:
+    """Return the finding that something was not checked; a failure if nothing is proven without it."""
+    return Finding(kind=Kind.NOT_CHECKED, severity=severity, summary=summary)
+
+
+def file_findings(kind: Kind, severity: Severity, files: FileList, summary: str, action: str = "") -> Iterator[Finding]:
+    """Yield a finding of these files, if there are any."""
+    if files.count:
+        paths = tuple(sorted(files.paths, key=lambda file: file.path))
+        yield Finding(kind=kind, severity=severity, summary=summary, action=action, count=files.count, paths=paths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of a proof."""
+
+    stream: str
+    consumer: str
+    stream_created: str | None
+    """When the stream was created, None if it is unavailable."""
+    deep: bool
+    """Whether every byte was read."""
+    ack_floor: int | None
+    """The consumer's, None if it is unavailable."""
+    up_to: int | None
+    """The last sequence checked, None if there is none."""
+    up_to_time: datetime | None
+    """The latest timestamp stored up to there, UTC."""
+    stored: int
+    """Distinct messages of the current incarnation up to there."""
+    quarantined: int
+    """Messages in quarantine."""
+    older: int
+    """Messages of earlier incarnations."""
+    objects: int
+    bytes: int
+    """Size of all objects."""
+    compared: int | None = None
+    """Messages whose content was compared with the stream, None without a comparison."""
+    layouts: Mapping[str, int] = field(default_factory=dict)
+    """Objects outside the quarantine, by their layout: under keys, or in some number of bundles."""
+    filters: tuple[str, ...] = ()
+    """If filters were changed, which subjects the consumer selected where."""
+    watermark: Watermark | None = None
+    """None without one that can be read."""
+    findings: tuple[Finding, ...] = ()
+    """Everything that the checks have found."""
+
+    def of(self, *kinds: Kind) -> tuple[Finding, ...]:
+        """Return the findings of these kinds."""
+        return tuple(finding for finding in self.findings if finding.kind in kinds)
+
+    def count(self, *kinds: Kind) -> int:
+        """Return the total of the findings of these kinds."""
+        return sum(finding.count for finding in self.of(*kinds))
+
+    def ranges(self, *kinds: Kind) -> tuple[SequenceRange, ...]:
+        """Return the ranges that findings of these kinds list."""
+        return tuple(part for finding in self.of(*kinds) for part in finding.ranges)
+
+    def paths(self, *kinds: Kind) -> tuple[FilePath, ...]:
+        """Return the files that findings of these kinds list."""
+        return tuple(file for finding in self.of(*kinds) for file in finding.paths)
+
+    @property
+    def missing(self) -> int:
+        """Messages that the stream has and the archive lacks."""
+        return self.count(Kind.HOLES)
+
+    @property
+    def proven(self) -> bool:
+        """Whether the stream was available, and there was something to compare."""
+        return all(finding.severity < Severity.FAILURE for finding in self.of(Kind.NOT_CHECKED))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The result in one word."""
+        if self.of(Kind.HOLES, Kind.DAMAGED):
+            return Verdict.INCOMPLETE
+        if not self.proven:
+            return Verdict.UNPROVEN
+        if any(finding.severity is Severity.FAILURE for finding in self.of(Kind.WATERMARK)):
+            return Verdict.INCOMPLETE
+        return Verdict.UNPROVEN if self.of(Kind.FILTERS) else Verdict.COMPLETE
+
+    @property
+    def complete(self) -> bool:
+        """Whether every message up to the ack floor is known to be stored intact."""
+        return self.verdict is Verdict.COMPLETE
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """Return 1 if any finding is a failure, or a warning with `strict`; else 0."""
+        failing = Severity.WARNING if strict else Severity.FAILURE
+        return int(any(finding.severity >= failing for finding in self.findings))
+
+    def as_json(self, *, strict: bool = False, **further: Any) -> str:
+        """Return one JSON object on one line, with `further` fields."""
+        mark = self.watermark
+        fields = {
+            "verdict": self.verdict.value,
+            "exit_code": self.exit_code(strict=strict),
+            "stream": self.stream,
+            "consumer": self.consumer,
+            "stream_created": self.stream_created,
+            "deep": self.deep,
+            "ack_floor": self.ack_floor,
+            "up_to": self.up_to,
+            "up_to_time": self.up_to_time,
+            "counts": {
+                "stored": self.stored,
+                "missing": self.missing,
+                "duplicates": self.count(Kind.DUPLICATES),
+                "quarantined": self.quarantined,
+                "older": self.older,
+                "compared": self.compared,
+                "objects": self.objects,
+                "damaged_objects": self.count(Kind.DAMAGED),
+                "bytes": self.bytes,
+            },
+            "layouts": dict(self.layouts),
+            "filters": self.filters,
+            "watermark": None if mark is None else {"seq": mark.seq, "time": mark.time},
+            "findings": [finding.fields() for finding in self.findings],
+            **further,
+        }
+        return json.dumps(fields, default=_plain).replace("\x7f", "\\u007f")
+
+    def as_text(self) -> str:
+        """Return the verdict and its details as lines of text."""
+        return "\n".join(_lines(self))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield _verdict(report)
+    checked = "every byte read" if report.deep else "every footer read"
+    quarantined = f", {_count(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
+    yield f"archive: {_count(report.objects, 'object')}, {report.bytes:,} bytes, {checked}{quarantined}"
+    if report.compared is not None:
+        yield f"content: {_count(report.compared, 'message')} compared with the stream"
+    if len(report.layouts) > 1:
+        parts = ", ".join(f"{_count(objects, 'object')} {where}" for where, objects in report.layouts.items())
+        yield f"layouts: {parts}; readers treat all objects of a bucket with several layouts as one group"
+    if report.filters:
+        yield "filters: changed; every range was checked by the subjects that the consumer selected at its time"
+        yield from indented(report.filters, len(report.filters))
+    if report.watermark is not None and not report.of(Kind.WATERMARK):
+        yield f"watermark: {report.watermark.seq} ({time_text(report.watermark.time)})"
+    for finding in report.findings:
+        if finding.kind is not Kind.NOT_CHECKED:
+            yield from finding.lines()
+    if reasons := [finding.summary for finding in report.of(Kind.NOT_CHECKED)]:
+        yield "not checked:"
+        yield from indented(reasons, len(reasons))
+
+
+def _verdict(report: Report) -> str:
+    end = f"up to sequence {report.up_to or 0}" + (f" ({time_text(report.up_to_time)})" if report.up_to_time else "")
+    stored = _count(report.stored, "message")
+    faults = [
+        f"{_count(hole.count, 'message')} in {_count(hole.range_count, 'hole')}" for hole in report.of(Kind.HOLES)
+    ]
+    faults += [_count(damage.count, "damaged object") for damage in report.of(Kind.DAMAGED)]
+    if faults:
+        return f"NOT complete: {' and '.join(faults)}, {end}"
+    if not report.proven:
+        return f"NOT proven: {stored} {end} are stored, but could not be compared"
+    if report.verdict is Verdict.INCOMPLETE:
+        return f"NOT complete: the watermark promises messages that are not stored; everything {end} is"
+    if report.verdict is Verdict.UNPROVEN:
+        others = _count(report.count(Kind.FILTERS), "other")
+        return f"NOT proven: {stored} {end} are stored; {others} may be missing, or skipped by a change of filters"
+    if not report.stored:
+        return f"complete: nothing to store {end}"
+    every = f"every one of {stored} {end} is stored"
+    twice = report.count(Kind.READ_TWICE)
+    buts = [f"{twice:,} {'message is' if twice == 1 else 'messages are'} read twice"] if twice else []
+    buts += ["the server has lost messages"] if report.of(*LOSSES) else []
+    buts += ["the consumer's earlier filters are unknown"] if report.of(Kind.UNKNOWN_FILTERS) else []
+    return f"complete, but {' and '.join(buts)}: {every}" if buts else f"complete: {every}"
+
+
+def _holes(finding: Finding) -> Iterator[str]:
+    """Yield lines for the holes; if there are many, combine the closest ones."""
+    holes = finding.ranges
+    distances = [after.first - before.last for before, after in pairwise(holes)]
+    close = sorted(distances, reverse=True)[MAX_SHOWN - 1] if len(distances) >= MAX_SHOWN else 0
+    breaks = [index for index, distance in enumerate(distances, 1) if distance > close]
+    for start, end in pairwise([0, *breaks, len(holes)]):
+        some = holes[start:end]
+        messages = _count(sum(hole.messages or 0 for hole in some), "message")
+        line = f"  {span_text(some[0].first, some[-1].last)}, {messages}"
+        line += f" in {len(some):,} holes" if len(some) > 1 else ""
+        first, last = time_text(some[0].first_time), time_text(some[-1].last_time)
+        yield f"{line}, {first}" if first == last else f"{line}, {first} to {last}"
+    if finding.range_count > len(holes):
+        yield f"  and {_count(finding.range_count - len(holes), 'more hole')} beyond"
+
+
+def indented(lines: Sequence[str], count: int) -> Iterator[str]:
+    """Yield the first of these `lines`, escaped, and how many of `count` are left out."""
+    yield from (f"  {escaped(line)}" for line in lines[:MAX_SHOWN])
+    if count > MAX_SHOWN:
+        yield f"  and {count - MAX_SHOWN:,} more"
+
+
+def _range_text(part: SequenceRange) -> str:
+    text = span_text(part.first, part.last)
+    return f"{text} ({time_text(part.first_time)}): {', '.join(part.paths)}" if part.paths else text
+
+
+def span_text(first: int, last: int) -> str:
+    """Return a range of sequences as text."""
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def time_text(moment: datetime | None) -> str:
+    """Format a time in UTC."""
+    return format_time(moment) if moment else "unknown time"
+
+
+def are(messages: int) -> str:
+    """Return the verb for so many messages."""
+    return "is" if messages == 1 else "are"
+
+
+def _fields(part: SequenceRange | FilePath) -> dict[str, Any]:
+    """Return what is known of a range or a file."""
+    values = ((name, getattr(part, name)) for name in part.__dataclass_fields__)
+    return {name: value for name, value in values if value not in (None, (), "")}
+
+
+def _plain(value: object) -> str:
+    return time_text(value) if isinstance(value, datetime) else str(value)
