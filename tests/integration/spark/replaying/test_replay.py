@@ -344,9 +344,10 @@ def test_the_quarantine_is_replayed_with_its_raw_bytes(
     assert main([*arguments, "--resume", "r"]) == 0
     assert " 2 already in the target; replay id r" in capsys.readouterr().out
     messages = stored(server.url)
-    assert [message.payload for message in messages] == [b'{"half":', b"\xff\0", b"", b"4"]
+    assert [message.payload for message in messages[:2]] == [b'{"half":', b"\xff\0"]
     not_utf_8 = "replay.orders.\\xff.\ufffd"  # as the server writes it in JSON
-    assert [message.subject for message in messages][2:] == ["replay.orders.\\xff", not_utf_8]
+    others = [(message.payload, message.subject) for message in messages[2:]]  # two subjects, so in any order
+    assert sorted(others) == [(b"", "replay.orders.\\xff"), (b"4", not_utf_8)]
 
 
 def test_ids_tell_the_lives_of_a_recreated_stream_apart(

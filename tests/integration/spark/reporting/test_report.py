@@ -621,7 +621,7 @@ class TestCommand:
         def compacted_the_first_time(source: ReportSource, *arguments: Any) -> Any:
             if not listed:
                 compact(spark, str(orders.root), STREAM, grace=0)
-            listed.append(len(source.entries))
+            listed.append(len(source.listed))
             return original(source, *arguments)
 
         monkeypatch.setattr(ReportSource, moment, compacted_the_first_time)
