@@ -256,7 +256,7 @@ def test_a_repair_runs_beside_replicas_and_compaction(nats_server: Start, tmp_pa
     assert report.missing == 0
     assert done.messages >= 150
     final = asyncio.run(verify(found))
-    assert (final.complete, final.read_twice, final.stored) == (True, 0, 2900)
+    assert (final.complete, final.count(Kind.READ_TWICE), final.stored) == (True, 0, 2900)
     assert [row for row in contents(root) if row[layout.SEQ] <= 900] == before
 
 
