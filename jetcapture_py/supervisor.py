@@ -1,4 +1,4 @@
-"""Starts, replaces and drains captures of a process until those run that should, all in one event loop."""
+"""Start, replace and drain captures until exactly the configured ones are running, all in one event loop."""
 
 from __future__ import annotations
 

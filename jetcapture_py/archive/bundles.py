@@ -1,4 +1,4 @@
-"""Which bundle a key belongs to: Iceberg's bucket hash, vectorized over distinct keys, and the order of its rows.
+"""Assign keys to bundles by Iceberg's bucket hash, vectorized over distinct keys, and order the rows of a bundle.
 
 Source: https://iceberg.apache.org/spec/#bucket-transform-details, 32-bit hash of strings: murmur3_x86_32 with seed 0 of
 the UTF-8 bytes.

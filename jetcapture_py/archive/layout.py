@@ -116,8 +116,8 @@ def unescape_key(value: str) -> str | None:
 
 
 def escape_subject(subject: bytes) -> str:
-    """Return a subject that is not UTF-8 as text: a byte that is not UTF-8 is `\\xNN`, and `\\x5c` is the backslash of
-    what would look like one."""
+    """Return a subject that is not UTF-8 as text: invalid bytes become `\\xNN`. The backslash of text that looks like
+    that becomes `\\x5c`."""
     return _LITERAL_BYTE.sub(rb"\\x5c", subject).decode("utf-8", "backslashreplace")
 
 

@@ -181,7 +181,7 @@ class Blocks:
     def __init__(self, rules: SealRules) -> None:
         self.rules = rules
         self.messages = self.rows = self.bytes = 0
-        """What is open."""
+        """Of open blocks."""
         self.unacked = 0
         """Messages of all blocks."""
         self.memory = 0

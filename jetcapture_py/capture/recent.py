@@ -1,4 +1,4 @@
-"""What was stored and quarantined last, for people: a bounded number of objects and of reasons, and log lines."""
+"""Remember the last stored objects and the reasons for quarantine, a bounded number of each, and log them."""
 
 from __future__ import annotations
 

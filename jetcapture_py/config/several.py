@@ -40,11 +40,11 @@ class Selected:
     configs: Mapping[Path, Config]
     """The configuration of each, by file."""
     problems: Mapping[Path, tuple[str, ...]]
-    """What is wrong with other files and directories, or with a running capture's new configuration: lines."""
+    """Problems with other files and directories, or with a running capture's new configuration, one line each."""
     listen: str | None
     """The address of the HTTP server; None without one."""
     listen_required: bool
-    """Whether the address was asked for, so that a port in use is an error."""
+    """Whether the address was configured, so that a port in use is an error."""
     log: LogConfig
     """The first format and level that a file states."""
 

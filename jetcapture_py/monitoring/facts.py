@@ -155,7 +155,7 @@ class CaptureFacts:
     since: datetime
     """When the capture became ready, or stopped being ready."""
     notices: Sequence[Notice]
-    """What is wrong now, the worst first."""
+    """Current problems and warnings, the worst first."""
     past: Sequence[PastFailure]
     """Failures that have ended."""
     consumer_state: ConsumerFacts | None
@@ -241,12 +241,15 @@ def gather(state: CaptureState, history: History) -> CaptureFacts:
         stream=config.source.stream,
         consumer=config.source.consumer,
         time=now,
-        started=_utc(history.started),
+        started=words.utc(history.started),
         state=_state(state, what_to_know),
         ready=found.ready,
-        since=_utc(history.since),
+        since=words.utc(history.since),
         notices=what_to_know,
-        past=[PastFailure(began=_utc(each.began), ended=_utc(each.ended), text=each.text) for each in history.past],
+        past=[
+            PastFailure(began=words.utc(each.began), ended=words.utc(each.ended), text=each.text)
+            for each in history.past
+        ],
         consumer_state=_consumer(state, history) if state.opened else None,
         max_age=config.block.max_age,
         received=state.source.fetched,
@@ -304,7 +307,7 @@ def _open_block(block: Block, now: float) -> OpenBlock:
         key=block.id.key,
         bundle=block.id.bundle,
         quarantine=block.id.quarantine,
-        bucket=_utc(block.id.bucket),
+        bucket=words.utc(block.id.bucket),
         age=now - block.opened,
         messages=block.messages,
         rows=block.rows,
@@ -349,7 +352,7 @@ def _consumer(state: CaptureState, history: History) -> ConsumerFacts:
 def _samples(history: History) -> Samples:
     found = tuple(history.samples)
     return Samples(
-        time=[_utc(each.time) for each in found],
+        time=[words.utc(each.time) for each in found],
         received=[round(each.received / each.seconds, 2) for each in found],
         stored=[round(each.stored / each.seconds, 2) for each in found],
         lag=[round(each.lag, 2) for each in found],
@@ -386,10 +389,6 @@ def _settings(config: Config) -> Sequence[tuple[str, str]]:
     if limits.spool is not None:
         found.insert(-1, ("limits.spool", f"{format_size(limits.spool.size)} at {limits.spool.path}"))
     return tuple((name, without_credentials(value)) for name, value in found)
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which filter subjects selected which messages of the stream, by the watermark's history of the consumer's filters.
+"""Determine which filter subjects selected which messages, from the watermark's history of the consumer's filters.
 
 Around a change of filters, the server does not say which of them it used for a message: the earlier ones, or the later
 ones. There, messages that are archived narrow down where the change was.

@@ -44,7 +44,7 @@ class ArchiveScan:
     seen: list[Seen] = field(default_factory=list)
     """Objects with messages of the current incarnation."""
     copies: tuple[Finding, ...] = ()
-    """What is found of copies."""
+    """Findings about copies."""
     objects: int = 0
     size: int = 0
     """Bytes of all objects."""

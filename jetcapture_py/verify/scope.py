@@ -1,4 +1,4 @@
-"""What a proof checks: the server's state before the archive is scanned, and the range of sequences."""
+"""Determine the scope of a proof: the server's state before the archive is scanned, and the range of sequences."""
 
 from __future__ import annotations
 

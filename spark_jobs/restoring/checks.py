@@ -1,4 +1,4 @@
-"""What will be restored, and what keeps it from being complete."""
+"""Check a restore before it starts: what the new stream will have, and what keeps it from being complete."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ LARGEST_PART_BYTES = 128 << 20
 READ_AGAIN = 3.0
 """How often the archive may be read before ranges become larger."""
 
-_THREADS = 32
 _ROW_BYTES = 32
 """Bytes of memory that a message takes beside its payload, subject and headers."""
 _WEIGHED = (layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS)

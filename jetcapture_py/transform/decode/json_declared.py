@@ -264,7 +264,7 @@ def _require(conditions: pa.Array, values: list[Any], expected: str) -> None:
         raise MisfitError({row: f"expected {expected}, got {show(values[row])}" for row in bad})
 
 
-def _build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
+def build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
     """Build the `items` of lists or maps; report errors by the position of the list or map in `values`."""
     try:
         return build(items)
@@ -278,7 +278,7 @@ def _list(declared: pa.ListType, special: Special) -> Codec:
     of = stored(declared)
 
     def build(values: list[list[Any] | None]) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets_of(values), _build_items(item.build, values, flatten(values)), type=of)
+        return pa.ListArray.from_arrays(offsets_of(values), build_items(item.build, values, flatten(values)), type=of)
 
     return Codec(list[item.accepts] | None, build)  # type: ignore[name-defined]
 
@@ -289,7 +289,7 @@ def _map(declared: pa.MapType, special: Special) -> Codec:
 
     def build(values: list[dict[str, Any] | None]) -> pa.Array:
         keys = pa.array([key for value in values if value for key in value], pa.string())
-        items = _build_items(item.build, values, [found for value in values if value for found in value.values()])
+        items = build_items(item.build, values, [found for value in values if value for found in value.values()])
         return pa.MapArray.from_arrays(offsets_of(values), keys, items, type=of)
 
     return Codec(dict[str, item.accepts] | None, build)  # type: ignore[name-defined]

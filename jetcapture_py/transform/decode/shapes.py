@@ -12,7 +12,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.nested import flatten, offsets_of, struct_array
 from jetcapture_py.config.column_types import JSON, TIMESTAMP, stored
 from jetcapture_py.transform.decode.common import Build, MisfitError, Values, show, unique_names
-from jetcapture_py.transform.decode.json_declared import codec, declaration
+from jetcapture_py.transform.decode.json_declared import build_items, codec, declaration
 
 if TYPE_CHECKING:
     from jetcapture_py.config.decoding import Column
@@ -146,15 +146,6 @@ def struct_shape(fields: Mapping[str, tuple[Read, Shape]], text: Build) -> Shape
         return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
 
     return Shape(type=of, build=build, text=text, fields=fields)
-
-
-def build_items(build: Build, values: list[Any], items: list[Any]) -> pa.Array:
-    """`build` of the `items` of lists or maps; a misfit is reported by the position of its list or map in `values`."""
-    try:
-        return build(items)
-    except MisfitError as error:
-        owners = [row for row, value in enumerate(values) if value for _ in value]
-        raise MisfitError({owners[at]: reason for at, reason in error.rows.items()}) from None
 
 
 def scalar(of: pa.DataType, text: Build, convert: Callable[[Any], Any] | None = None) -> Shape:
