@@ -255,7 +255,8 @@ def test_names_on_disk_write_nothing_on_the_terminal(server: NatsServer, tmp_pat
         assert "u001b[2J" in "".join(lines)
         if options:
             (line,) = lines
-            assert "\x1b[2J" in "".join(json.loads(line)["foreign"])
+            (foreign,) = (each for each in json.loads(line)["findings"] if each["kind"] == "foreign")
+            assert "\x1b[2J" in "".join(foreign["paths"])
 
 
 def test_no_name_is_markup_in_the_page_or_a_label_of_the_metrics(nats_server: Callable[..., NatsServer]) -> None:
