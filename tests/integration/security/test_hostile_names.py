@@ -256,7 +256,7 @@ def test_names_on_disk_write_nothing_on_the_terminal(server: NatsServer, tmp_pat
         if options:
             (line,) = lines
             (foreign,) = (each for each in json.loads(line)["findings"] if each["kind"] == "foreign")
-            assert "\x1b[2J" in "".join(foreign["paths"])
+            assert "\x1b[2J" in "".join(entry["path"] for entry in foreign["paths"])
 
 
 def test_no_name_is_markup_in_the_page_or_a_label_of_the_metrics(nats_server: Callable[..., NatsServer]) -> None:

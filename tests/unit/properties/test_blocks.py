@@ -21,8 +21,6 @@ Place = tuple[str | None, int, bool]
 MAX_AGE = 10.0
 ROW_OVERHEAD = 700
 """More than a row costs in its columns beside the payload."""
-OVERHEAD = CHUNK_OVERHEAD + 26 * BUFFER_OVERHEAD
-"""Bytes that a batch costs beside its rows: for the envelope's columns, those nested in them, and `_nats_row`."""
 LARGEST_ROW = 3000 + ROW_OVERHEAD
 
 
@@ -49,6 +47,12 @@ def batch_of(numbers: list[int], firsts: list[bool], size: int, several: bool) -
         places = np.arange(len(numbers)) - np.maximum.accumulate(np.where(firsts, np.arange(len(numbers)), 0))
         rows = rows.append_column(layout.ROW, pa.array(places, pa.int32()))
     return rows
+
+
+OVERHEAD = CHUNK_OVERHEAD + BUFFER_OVERHEAD * sum(
+    len(column.buffers()) for column in batch_of([0], [True], 0, several=True).columns
+)
+"""Bytes that a batch costs beside its rows: for the envelope's columns, those nested in them, and `_nats_row`."""
 
 
 def numbers_of(block: Block) -> list[int]:

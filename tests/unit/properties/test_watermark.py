@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from jetcapture_py.archive.watermark import MARGIN, Watermark, decode
-from jetcapture_py.capture.progress import Observer, move
+from jetcapture_py.capture.progress import Observer, update_watermark
 from jetcapture_py.jetstream.admin import consumer_state
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -70,12 +70,12 @@ def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ
     for mark, now in written:
         asked = at(now)
         state = consumer_state({"config": {}, "ts": asked.isoformat()})
-        result = move(data, replace(mark, time=min(mark.time, asked)), state, timedelta(minutes=1))
+        result = update_watermark(data, replace(mark, time=min(mark.time, asked)), state, timedelta(minutes=1))
         data = result.data or data
         assert data is not None
-        assert result.there == decode(data)
-        assert result.there.time <= asked + MARGIN
-        assert (result.data is None) or decode(result.data) == result.there
+        assert result.content == decode(data)
+        assert result.content.time <= asked + MARGIN
+        assert (result.data is None) or decode(result.data) == result.content
 
 
 FILTERS: list[tuple[str, ...]] = [("a",), ("b",), ("a", "b"), ("c",)]
@@ -107,11 +107,11 @@ def test_what_a_change_of_the_filters_has_skipped_is_never_promised(
         state = consumer_state({"config": config, "ack_floor": floor, "delivered": last, "ts": time})
         found = observers[replica].watermark(state, "x")
         assert found is not None
-        result = move(data, found, state, timedelta())
+        result = update_watermark(data, found, state, timedelta())
         data = result.data or data
         observers[replica].recorded()
-        for message in range(1, result.there.seq + 1):
-            (*_, held) = (each for each in result.there.filters if each.after < message)
+        for message in range(1, result.content.seq + 1):
+            (*_, held) = (each for each in result.content.filters if each.after < message)
             if held.sure and history[message - 1][1] in held.subjects:
                 assert message in delivered
 
